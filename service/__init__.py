@@ -1,0 +1,1 @@
+"""Bundle -> HTTP. Never imports torch and knows nothing of export/."""

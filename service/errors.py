@@ -1,0 +1,101 @@
+"""The faults a caller can meet, each owning its HTTP status. Nothing here knows the wire or the models."""
+
+from __future__ import annotations
+
+
+class TokenslabError(Exception):
+    """Base of everything this project raises on purpose."""
+
+
+class RequestError(TokenslabError):
+    """A fault in one request, answered as `{"error": message}` with `status`; nobody else's answer changes."""
+
+    status = 400
+    reason = "invalid"  # the label of the rejection in /metrics
+    retry_after_s: int | None = None
+    close = False  # whether the connection ends with this answer
+
+
+class InvalidInput(RequestError):
+    """The request contradicts the protocol or the model: the message names the field, the found and the expected."""
+
+
+class NotFound(RequestError):
+    """Unknown path, model or version."""
+
+    status = 404
+    reason = "not_found"
+
+
+class MethodNotAllowed(RequestError):
+    """The path exists, the method does not."""
+
+    status = 405
+    reason = "method"
+
+
+class BodyTimeout(RequestError):
+    """The body stopped arriving."""
+
+    status = 408
+    reason = "body_timeout"
+    close = True
+
+
+class TooLarge(RequestError):
+    """More than a limit allows, so that a retry cannot help."""
+
+    status = 413
+    reason = "too_large"
+
+
+class UnsupportedMedia(RequestError):
+    """A content type that is neither JSON, binary tensors nor npy."""
+
+    status = 415
+    reason = "media_type"
+
+
+class QueueFull(RequestError):
+    """Admitting the request would exceed the queue's bound in tokens; a retry can help."""
+
+    status = 429
+    reason = "queue_full"
+    retry_after_s = 1
+
+
+class Unsupported(RequestError):
+    """A part of the protocol that this service does not speak."""
+
+    status = 501
+    reason = "unsupported"
+
+
+class NotReady(RequestError):
+    """Starting or draining."""
+
+    status = 503
+    reason = "not_ready"
+    retry_after_s = 1
+
+
+class DeadlineExceeded(RequestError):
+    """The request's timeout passed before its answer was ready."""
+
+    status = 504
+    reason = "deadline"
+
+
+class EngineFailed(RequestError):
+    """ONNX Runtime failed on the window that held this request; the cause is in the service's log."""
+
+    status = 500
+    reason = "engine"
+
+
+class BundleError(TokenslabError):
+    """A bundle that cannot be served: the message names the file and the reason."""
+
+
+class ProviderError(TokenslabError):
+    """The execution provider that was asked for is not the one ONNX Runtime would use."""

@@ -1,0 +1,137 @@
+"""The manifest of a bundle: the one schema that export/ writes and the service reads.
+
+A bundle is `<models>/<name>/<version>/` with `manifest.json`, one ONNX file per variant, `reference.npz` (inputs and
+float64 reference outputs, for `tokenslab verify`) and a readable `report.md`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from service.errors import BundleError
+
+MANIFEST: Final = "manifest.json"
+REFERENCE: Final = "reference.npz"
+REPORT: Final = "report.md"
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+RESERVED: Final = frozenset({"stats"})  # GET /v2/models/stats is the protocol's own
+
+Precision = Literal["fp32", "int8"]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Parity(Strict):
+    """One comparison with the torch module in float64: ||out - ref|| / ||ref|| over all rows."""
+
+    seq_lens: list[int] = Field(description="tokens of each sequence; one entry for position-wise bundles")
+    relative_error: float = Field(ge=0)
+    sqnr_db: float = Field(description="10 log10(||ref||^2 / ||out - ref||^2)")
+
+
+class Certificate(Strict):
+    """Measured evidence that a token's result does not depend on its batch neighbours."""
+
+    kind: Literal["exact", "tolerance", "dependent"]
+    max_drift: float = Field(ge=0, description="largest |alone - batched| seen over finite outputs, 0 when exact")
+    rows: int = Field(ge=1, description="rows compared")
+    checks: dict[str, bool] = Field(description="name of each comparison -> whether it held bit for bit")
+    session: dict[str, str] = Field(description="session options and ONNX Runtime version it was measured with")
+    machine: str = Field(description="processor it was measured on")
+
+
+class Variant(Strict):
+    """One ONNX file for one execution provider and precision."""
+
+    precision: Precision
+    provider: Literal["cpu", "cuda"]
+    file: FileName
+    sha256: Sha256
+    bytes: int = Field(gt=0)
+    quantized_matmuls: int = Field(ge=0, description="weight matmuls replaced by integer ones")
+    float_matmuls: int = Field(ge=0, description="weight matmuls left in float")
+    parity: list[Parity] = Field(min_length=1)
+    certificate: Certificate
+
+
+class Manifest(Strict):
+    """`manifest.json`."""
+
+    schema_version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
+    version: int = Field(ge=1)
+    kind: Literal["position-wise", "sequence"] = Field(
+        description="position-wise: rows are independent and may be cut anywhere; sequence: rows of one sequence "
+        "attend to one another and `seq_lens` is an input"
+    )
+    d_in: int = Field(ge=1, description="width of `tokens`")
+    d_out: int = Field(ge=1, description="width of `out`")
+    default_precision: Precision
+    parameters: int = Field(ge=1)
+    flops_per_token: int = Field(ge=0, description="2 x multiply-adds of the weight matmuls per token")
+    architecture: dict[str, str | int | float | bool] = Field(description="what was exported, in the field's terms")
+    source: dict[str, str] = Field(description="where the weights came from")
+    tools: dict[str, str] = Field(description="versions of the packages that made the bundle")
+    created: str = Field(description="ISO 8601, UTC")
+    reference_sha256: Sha256
+    variants: list[Variant] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Manifest:
+        keys = [(v.precision, v.provider) for v in self.variants]
+        if len(set(keys)) != len(keys):
+            raise ValueError("variants: two variants share a precision and a provider")
+        if self.default_precision not in {v.precision for v in self.variants}:
+            raise ValueError(f"default_precision: no variant has precision {self.default_precision!r}")
+        if self.name in RESERVED:
+            raise ValueError(f"name: {self.name!r} is reserved by the protocol")
+        return self
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check `folder/manifest.json`, and that its files are there with the sizes and hashes it states.
+
+    Raises:
+        BundleError: names the file and what is wrong with it.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = Manifest.model_validate_json(path.read_bytes())
+    except OSError as cause:
+        raise BundleError(f"{path}: {cause.strerror}") from cause
+    except ValidationError as cause:
+        first = cause.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "document"
+        raise BundleError(f"{path}: {where}: {first['msg']}") from cause
+    if (manifest.name, str(manifest.version)) != (folder.parent.name, folder.name):
+        raise BundleError(
+            f"{path}: it describes {manifest.name}/{manifest.version}, its folder is {folder.parent.name}/{folder.name}"
+        )
+    for variant in manifest.variants:
+        check_file(folder / variant.file, variant.sha256)
+    return manifest
+
+
+def check_file(path: Path, sha256: str) -> None:
+    """Raise BundleError unless `path` exists and hashes to `sha256`."""
+    try:
+        found = file_sha256(path)
+    except OSError as cause:
+        raise BundleError(f"{path}: {cause.strerror}") from cause
+    if found != sha256:
+        raise BundleError(f"{path}: its SHA-256 is {found}, the manifest says {sha256}")
+
+
+def file_sha256(path: Path) -> str:
+    """Hex SHA-256 of a file, read in blocks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
