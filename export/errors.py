@@ -1,0 +1,17 @@
+"""Why an export is refused. Every message says what was found, what was expected, and where."""
+
+from __future__ import annotations
+
+from service.errors import TokenslabError
+
+
+class ExportError(TokenslabError):
+    """The module, its file or its graph cannot become a bundle; nothing is written."""
+
+
+class SourceError(ExportError):
+    """The weights or the factory cannot be read: a missing file, tensor or attribute, a contradicting config."""
+
+
+class ProofError(ExportError):
+    """A measured property does not hold: equality with the original, position-wise, parity or the certificate."""
