@@ -1,0 +1,22 @@
+"""Reference torch modules on packed tokens: what an adapter fills with weights and what a graph is exported from.
+
+Position-wise modules are called `forward(tokens)`, the others `forward(tokens, seq_lens)`; `tokens` is (N, d) and
+`seq_lens` (S,) int64 with sum N. They know neither files nor ONNX, only their one intent node.
+"""
+
+from __future__ import annotations
+
+from export.blocks.attention import SelfAttention, varlen_attention
+from export.blocks.ffn import ACTIVATIONS, FFN, Activation
+from export.blocks.transformer import BlockStack, TransformerBlock, make_norm
+
+__all__ = [
+    "ACTIVATIONS",
+    "FFN",
+    "Activation",
+    "BlockStack",
+    "SelfAttention",
+    "TransformerBlock",
+    "make_norm",
+    "varlen_attention",
+]

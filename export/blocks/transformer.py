@@ -1,0 +1,80 @@
+"""The Transformer block, post-norm or pre-norm, and stacks of them as one module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from torch import Tensor, nn
+
+from export.blocks.attention import SelfAttention
+from export.blocks.ffn import FFN, Activation
+
+NormKind = Literal["layernorm", "rmsnorm"]
+NormPlace = Literal["post", "pre"]
+
+
+def make_norm(kind: NormKind, d: int, eps: float, *, bias: bool = True) -> nn.Module:
+    """LayerNorm or RMSNorm over the last axis; `eps` is always explicit (RMSNorm's default depends on the dtype)."""
+    if kind == "rmsnorm":
+        return nn.RMSNorm(d, eps=eps)
+    return nn.LayerNorm(d, eps=eps, bias=bias)
+
+
+class TransformerBlock(nn.Module):
+    """Self-attention and an FFN, each with a residual and a norm.
+
+    post: x = norm1(x + attention(x)); x = norm2(x + ffn(x))       (Vaswani et al. 2017)
+    pre:  x = x + attention(norm1(x)); x = x + ffn(norm2(x))       (Xiong et al. 2020)
+    """
+
+    def __init__(
+        self,
+        d: int,
+        num_heads: int,
+        d_ff: int,
+        *,
+        place: NormPlace = "post",
+        norm: NormKind = "layernorm",
+        eps: float = 1e-5,
+        activation: str | Activation = "gelu",
+        bias: bool = True,
+        causal: bool = False,
+    ) -> None:
+        """Make a block of width `d`; `bias` holds for every projection and norm.
+
+        Raises:
+            ValueError: `num_heads` does not divide `d`, or the activation is unknown.
+        """
+        super().__init__()
+        self.place = place
+        self.attention = SelfAttention(d, num_heads, bias=bias, causal=causal)
+        self.ffn = FFN(d, d_ff, activation=activation, bias=bias)
+        self.norm1 = make_norm(norm, d, eps, bias=bias)
+        self.norm2 = make_norm(norm, d, eps, bias=bias)
+
+    def forward(self, tokens: Tensor, seq_lens: Tensor) -> Tensor:
+        """Map (N, d) and (S,) to (N, d)."""
+        out: Tensor
+        if self.place == "pre":
+            tokens = tokens + self.attention(self.norm1(tokens), seq_lens)
+            out = tokens + self.ffn(self.norm2(tokens))
+        else:
+            tokens = self.norm1(tokens + self.attention(tokens, seq_lens))
+            out = self.norm2(tokens + self.ffn(tokens))
+        return out
+
+
+class BlockStack(nn.Module):
+    """Blocks one after another, and an optional norm after the last."""
+
+    def __init__(self, blocks: Iterable[nn.Module], norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = norm
+
+    def forward(self, tokens: Tensor, seq_lens: Tensor) -> Tensor:
+        """Map (N, d) and (S,) to (N, d)."""
+        for block in self.blocks:
+            tokens = block(tokens, seq_lens)
+        return tokens if self.norm is None else self.norm(tokens)

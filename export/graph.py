@@ -1,0 +1,155 @@
+"""torch module on packed tokens -> ONNX graph whose every weight matmul is `MatMul(activation, weight)`.
+
+Owns the call of torch's exporter, its settings and its quirks. It knows no bundle and no execution provider; what has
+no standard operator stays an intent node in the domain `tokenslab`.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes import common
+from onnxscript.optimizer import fold_constants
+from torch import nn
+
+from export.errors import ExportError
+from export.normalise import gemm_to_matmul
+
+Kind = Literal["position-wise", "sequence"]
+
+OPSET: Final = 21
+DOMAIN: Final = "tokenslab"
+INPUT_TOKENS: Final = "tokens"
+INPUT_SEQ_LENS: Final = "seq_lens"
+OUTPUT: Final = "out"
+
+_SAMPLE_TOKENS: Final = 5  # 0 and 1 would be specialised by torch.export
+_SAMPLE_SEQ_LENS: Final = (2, 3)
+_NO_LIMIT: Final = 1 << 62
+
+
+def to_graph(module: nn.Module, kind: Kind, d_in: int) -> ir.Model:
+    """Export `module` (eval, float32, CPU) with a symbolic number of tokens, and of sequences where it takes them.
+
+    Returns:
+        A model with inputs `tokens` float32 (tokens, d_in) and, for "sequence", `seq_lens` int64 (sequences,), and
+        output `out` float32 (tokens, d_out). Weights that are computed from constants are folded into initializers.
+
+    Raises:
+        ExportError: torch cannot export it, or baked the number of tokens into the graph.
+    """
+    tokens_dim = torch.export.Dim("tokens", min=1)
+    tokens = torch.zeros(_SAMPLE_TOKENS, d_in)
+    inputs: tuple[torch.Tensor, ...] = (tokens,)
+    shapes: tuple[dict[int, object], ...] = ({0: tokens_dim},)
+    if kind == "sequence":
+        inputs = (tokens, torch.tensor(_SAMPLE_SEQ_LENS, dtype=torch.int64))
+        shapes = ({0: tokens_dim}, {0: torch.export.Dim("sequences", min=1)})
+    names = [INPUT_TOKENS, INPUT_SEQ_LENS][: len(inputs)]
+    try:
+        with _quiet_exporter(), torch.no_grad():
+            program = torch.onnx.export(
+                module,
+                inputs,
+                dynamo=True,
+                dynamic_shapes=shapes,
+                input_names=names,
+                output_names=[OUTPUT],
+                opset_version=OPSET,
+                optimize=True,
+                verbose=False,
+            )
+    except Exception as cause:
+        raise ExportError(f"torch.onnx.export refused {type(module).__name__}: {_root(cause)}") from cause
+    assert program is not None
+    model = program.model
+    gemm_to_matmul(model)
+    # The exporter's own folding stops at small tensors: a weight that is computed from others would stay a subgraph.
+    fold_constants(model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT)
+    ir.passes.Sequential(
+        common.LiftConstantsToInitializersPass(lift_all_constants=False),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
+        common.RemoveUnusedOpsetsPass(),
+        common.ClearMetadataAndDocStringPass(),
+    )(model)
+    _check_signature(model, names, d_in)
+    return model
+
+
+def weight_flops(model: ir.Model) -> int:
+    """Count 2 x multiply-adds of the weight matmuls for one token.
+
+    A matmul that runs several times for each token (the token was reshaped into parts) counts that often.
+    """
+    flops = 0
+    for node in model.graph:
+        if node.op_type != "MatMul" or (weight := node.inputs[1]) is None or not weight.is_initializer():
+            continue
+        flops += 2 * _fixed_size(weight) * _fixed_rows(node.inputs[0])
+    return flops
+
+
+def width_of_output(model: ir.Model) -> int:
+    """d_out of a checked model."""
+    shape = model.graph.outputs[0].shape
+    assert shape is not None
+    width = shape[-1]
+    assert isinstance(width, int)
+    return width
+
+
+def _fixed_size(value: ir.Value) -> int:
+    assert value.shape is not None
+    size = 1
+    for dim in value.shape:
+        size *= int(dim)  # type: ignore[arg-type]
+    return size
+
+
+def _fixed_rows(value: ir.Value | None) -> int:
+    rows = 1
+    for dim in (value.shape if value is not None and value.shape is not None else ())[:-1]:
+        rows *= dim if isinstance(dim, int) else 1
+    return rows
+
+
+def _check_signature(model: ir.Model, names: list[str], d_in: int) -> None:
+    found = [value.name for value in model.graph.inputs]
+    if found != names:
+        raise ExportError(f"the exported graph takes {found}, expected {names}: an input is unused or was renamed")
+    if len(model.graph.outputs) != 1:
+        raise ExportError(f"the module returns {len(model.graph.outputs)} tensors, expected one")
+    for value, what in ((model.graph.inputs[0], f"(tokens, {d_in})"), (model.graph.outputs[0], "(tokens, d_out)")):
+        shape = value.shape
+        if shape is None or len(shape) != 2 or isinstance(shape[0], int) or not isinstance(shape[1], int):
+            raise ExportError(f"{value.name} has shape {shape} in the exported graph, expected {what}")
+        if value.dtype != ir.DataType.FLOAT:
+            raise ExportError(f"{value.name} is {value.dtype} in the exported graph, expected FLOAT")
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    registration = logging.getLogger("torch.onnx._internal.exporter._registration")
+    before = registration.level
+    with warnings.catch_warnings():
+        # torch's exporter deep-copies a deprecated class of its own; nothing in the user's module causes it.
+        warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
+        registration.setLevel(logging.ERROR)  # four lines about torchvision, which no module here uses
+        try:
+            yield
+        finally:
+            registration.setLevel(before)
+
+
+def _root(cause: BaseException) -> str:
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return f"{type(cause).__name__}: {' '.join(lines[:3])}" if lines else type(cause).__name__

@@ -1,0 +1,104 @@
+"""The dtype, device and mode a module is exported in, and the float64 that it is proved in.
+
+A module arrives in any state and belongs to its caller: it is copied, never changed. Weights that already are float32
+on the CPU are shared with the copy, so that a large module is not held twice.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from export.errors import ExportError
+
+
+def exportable_copy(module: nn.Module) -> nn.Module:
+    """Copy `module` in eval mode, float32 (integers stay integers), on the CPU, without gradients.
+
+    Raises:
+        ExportError: a weight is on the meta device, not initialised, complex, or not finite; or it cannot be copied.
+    """
+    memo: dict[int, object] = {}
+    for name, tensor in _named_tensors(module):
+        if id(tensor) in memo:
+            continue
+        memo[id(tensor)] = _exportable(name, tensor)
+    try:
+        copied = copy.deepcopy(module, memo)
+    except Exception as cause:
+        raise ExportError(f"{type(module).__name__} cannot be copied: {_first_line(cause)}") from cause
+    return copied.eval()
+
+
+@contextmanager
+def float64_layer_by_layer(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, each of `layers` is float64 while it runs and float32 before and after: one upcast at a time.
+
+    float32 -> float64 -> float32 loses nothing. The modules are changed in place and must belong to the caller.
+    """
+
+    def up(layer: nn.Module, _args: object) -> None:
+        cast_floats(layer, torch.float64)
+
+    def down(layer: nn.Module, _args: object, _result: object) -> None:
+        cast_floats(layer, torch.float32)
+
+    layers = list(layers)
+    hooks = [layer.register_forward_pre_hook(up, prepend=True) for layer in layers]
+    hooks += [layer.register_forward_hook(down, always_call=True) for layer in layers]
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for layer in layers:  # a layer that raised before its hook ran
+            cast_floats(layer, torch.float32)
+
+
+def cast_floats(module: nn.Module, dtype: torch.dtype) -> None:
+    """Cast every floating-point tensor of `module` in place, plain tensor attributes too (`Module.to` skips those)."""
+    module.to(dtype)
+    for part in module.modules():
+        for key, value in vars(part).items():
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != dtype:
+                setattr(part, key, value.detach().to(dtype))
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Numbers in the weights: parameters, each counted once however often it is shared."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+    for prefix, part in module.named_modules():
+        for key, value in vars(part).items():
+            if isinstance(value, Tensor):
+                yield f"{prefix}.{key}" if prefix else key, value
+
+
+def _exportable(name: str, tensor: Tensor) -> Tensor:
+    if is_lazy(tensor):
+        raise ExportError(f"{name} is not initialised: run the lazy module once before exporting it")
+    if tensor.device.type == "meta":
+        raise ExportError(f"{name} is on the meta device: it has a shape and no values; load its weights first")
+    if tensor.is_complex() or tensor.is_quantized:
+        raise ExportError(f"{name} is {tensor.dtype}: only real floating-point weights can be exported")
+    moved = tensor.detach().to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype)
+    if isinstance(tensor, nn.Parameter):
+        if not bool(moved.isfinite().all()):
+            raise ExportError(f"{name} holds NaN or infinite values (in float32)")
+        return nn.Parameter(moved, requires_grad=False)
+    return moved
+
+
+def _first_line(cause: BaseException) -> str:
+    text = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {text[0]}" if text else type(cause).__name__
