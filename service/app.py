@@ -1,0 +1,119 @@
+"""The application: infer goes to its own coroutine, every other path to FastAPI. The engine lives within lifespan."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
+
+from service.batcher import Batcher, Bounds
+from service.control import add_control_routes
+from service.engine import Engine
+from service.errors import NotReady, TooLarge
+from service.infer import Infer, Message, Receive, Scope, Send, error_response, is_infer
+from service.lifecycle import Lifecycle
+from service.metrics import Metrics
+from service.openapi import describe
+from service.repository import Repository, load_repository
+from service.settings import Settings
+
+log = logging.getLogger("tokenslab")
+
+CONTROL_BODY_BYTES = 1 << 16
+
+
+class App:
+    """The ASGI callable."""
+
+    def __init__(self, settings: Settings, repository: Repository | None, lifecycle: Lifecycle) -> None:
+        self._settings = settings
+        self._repository = repository
+        self._infer: Infer | None = None
+        self.lifecycle = lifecycle
+        self.metrics = Metrics()
+        self.metrics.ready.set_function(lambda: float(lifecycle.ready))
+        self.api: FastAPI = FastAPIOffline(
+            title="Tokenslab",
+            lifespan=self._lifespan,
+            redirect_slashes=False,  # the C++ client follows no redirect
+        )
+        add_control_routes(self.api, self._served, lifecycle, self.metrics)
+        describe(self.api)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and is_infer(scope["path"]):
+            if self._infer is None:
+                status, headers, text = error_response(NotReady("the service is starting"))
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                await send({"type": "http.response.body", "body": text})
+                return
+            await self._infer(scope, receive, send)
+        elif scope["type"] == "http":
+            await self.api(scope, _bounded(receive), _closing(send) if self.lifecycle.draining else send)
+        else:
+            await self.api(scope, receive, send)
+
+    def _served(self) -> Repository:
+        if self._repository is None:
+            raise NotReady("the service is starting")
+        return self._repository
+
+    @asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        settings = self._settings
+        if self._repository is None:
+            self._repository = load_repository(settings)
+        engine = Engine()
+        bounds = Bounds(
+            settings.max_queue_tokens, settings.max_sequence_tokens, settings.timeout_s, settings.max_wait_ms / 1e3
+        )
+        batcher = Batcher(engine.submit, bounds, self.metrics, asyncio.get_running_loop())
+        self.metrics.queue_tokens.set_function(lambda: batcher.open_tokens)
+        self._infer = Infer(self._repository, batcher, self.metrics, settings, self.lifecycle)
+        engine.start()
+        self.lifecycle.started = True
+        log.info("ready: %s threads on provider %s", settings.threads, settings.provider)
+        try:
+            yield
+        finally:
+            self.lifecycle.started = False
+            if not await asyncio.to_thread(engine.stop, settings.drain_limit_s):
+                log.error("the engine is still running a window after %s s; leaving it", settings.drain_limit_s)
+
+
+def create_app(
+    settings: Settings | None = None, repository: Repository | None = None, lifecycle: Lifecycle | None = None
+) -> App:
+    """The application; settings from the environment and bundles from its folder unless they are given.
+
+    `uvicorn service.app:create_app --factory` serves it for development; `tokenslab serve` also drains.
+    """
+    return App(settings or Settings(), repository, lifecycle or Lifecycle())
+
+
+def _bounded(receive: Receive) -> Receive:
+    """Control routes take small bodies; a larger one is a fault before it is memory."""
+    left = CONTROL_BODY_BYTES
+
+    async def bounded() -> Message:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise TooLarge(f"body: more than {CONTROL_BODY_BYTES} bytes on a control route")
+        return message
+
+    return bounded
+
+
+def _closing(send: Send) -> Send:
+    async def closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
+        await send(message)
+
+    return closing

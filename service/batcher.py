@@ -1,0 +1,318 @@
+"""The batcher: admission, deadlines and windows, on the event loop. It never sees HTTP, and runs no model itself.
+
+The window rule: the engine takes a window when it is free *and* (the token budget is full *or* the oldest request has
+waited `max_wait`). With `max_wait` 0 a busy engine is itself the window. A request is either answered or failed, once;
+its tokens count against the queue's bound until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from service.engine import Window
+from service.errors import DeadlineExceeded, EngineFailed, QueueFull, RequestError, TooLarge
+from service.metrics import Metrics
+from service.packing import Float32, Int64, Limits, Piece, piece_seq_lens, plan_window, split
+
+log = logging.getLogger("tokenslab.batcher")
+
+
+class Client(Protocol):
+    """Whoever waits for the answer."""
+
+    disconnected: bool
+
+
+class ClientGone(Exception):
+    """The client left before its tokens were packed: there is nobody to answer."""
+
+
+class ServedModel(Protocol):
+    """A model, as far as the batcher cares."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def slab(self) -> Float32: ...
+    @property
+    def limits(self) -> Limits: ...
+
+    def run(self, tokens: Float32, seq_lens: Int64 | None) -> Float32: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where admission stops; tokens and seconds."""
+
+    queue_tokens: int
+    sequence_tokens: int
+    timeout_s: float
+    max_wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`out` (rows, d_out) and where the time went; `window_tokens` is the size of the (last) window it ran in."""
+
+    out: Float32
+    queue_s: float
+    compute_s: float
+    window_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One admitted request on its way through one or more windows."""
+
+    model: ServedModel
+    tokens: Float32  # (rows, d_in)
+    rows: int
+    ends: Int64 | None
+    client: Client
+    future: asyncio.Future[Answer]
+    arrived: float
+    deadline: float
+    taken: int = 0
+    answered: int = 0
+    out: Float32 | None = None  # assembled here when the request was cut
+    queue_s: float = -1.0
+    compute_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """The waiting requests of one model."""
+
+    model: ServedModel
+    queue: deque[Request] = field(default_factory=deque)
+    tokens: int = 0  # not yet given to a window
+
+
+class Batcher:
+    """Turns concurrent `submit` calls into windows. All methods run on the event loop's thread."""
+
+    def __init__(
+        self,
+        submit: Callable[[Window], None],
+        bounds: Bounds,
+        metrics: Metrics,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._submit = submit
+        self._bounds = bounds
+        self._loop = loop
+        self._clock = clock
+        self._lanes: dict[ServedModel, _Lane] = {}
+        self._running: list[Piece[Request]] = []
+        self._soon: asyncio.Handle | None = None
+        self._wait: asyncio.TimerHandle | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+        self._open: set[Request] = set()
+        self.open_tokens = 0  # accepted and not yet answered
+        self._metrics = metrics
+
+    async def submit(
+        self,
+        model: ServedModel,
+        tokens: Float32,
+        seq_lens: Int64 | None,
+        client: Client,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        """Run `tokens` (rows >= 1, d_in) through `model`; `seq_lens` (sequences,), all positive, add up to rows.
+
+        Raises:
+            TooLarge: it could never be admitted, or a sequence is longer than the stated maximum.
+            QueueFull: it cannot be admitted now.
+            DeadlineExceeded: the timeout (the service's own, or a shorter `timeout_s`) passed first.
+            EngineFailed: its window failed.
+            ClientGone: the client left before its tokens were packed.
+        """
+        request = self._admit(model, tokens, seq_lens, client, timeout_s)
+        try:
+            return await request.future
+        finally:
+            self._open.discard(request)
+            self.open_tokens -= request.rows
+
+    def _admit(
+        self, model: ServedModel, tokens: Float32, seq_lens: Int64 | None, client: Client, timeout_s: float | None
+    ) -> Request:
+        rows, bounds = len(tokens), self._bounds
+        if rows > bounds.queue_tokens:
+            raise TooLarge(f"tokens: {rows} in one request, the queue holds {bounds.queue_tokens} (max_queue_tokens)")
+        longest = 0 if seq_lens is None else int(seq_lens.max())
+        if longest > bounds.sequence_tokens:
+            raise TooLarge(
+                f"seq_lens: a sequence of {longest} tokens, the longest allowed is {bounds.sequence_tokens} "
+                "(max_sequence_tokens)"
+            )
+        if self.open_tokens + rows > bounds.queue_tokens:
+            raise QueueFull(
+                f"{self.open_tokens} tokens wait; {rows} more would exceed max_queue_tokens, {bounds.queue_tokens}"
+            )
+        now = self._clock()
+        timeout = bounds.timeout_s if timeout_s is None else min(timeout_s, bounds.timeout_s)
+        ends = None if seq_lens is None else np.cumsum(seq_lens)
+        request = Request(model, tokens, rows, ends, client, self._loop.create_future(), now, now + timeout)
+        lane = self._lanes.get(model)
+        if lane is None:
+            lane = self._lanes[model] = _Lane(model)
+        lane.queue.append(request)
+        lane.tokens += rows
+        self._open.add(request)
+        self.open_tokens += rows
+        self._watch(request.deadline)
+        if not self._running and self._soon is None:
+            # After everything that the loop already has in hand, so that requests read together run together.
+            self._soon = self._loop.call_soon(self._take)
+        return request
+
+    def _take(self) -> None:
+        """Give the free engine its next window, if there is one to give now."""
+        self._soon = None
+        if self._wait is not None:
+            self._wait.cancel()
+            self._wait = None
+        while not self._running:
+            lane = self._next_lane()
+            if lane is None:
+                return
+            self._start(lane)
+
+    def _next_lane(self) -> _Lane | None:
+        """Of the models whose window is full or due, the one whose oldest request has waited longest.
+
+        Where there is none, a timer is set for the first that becomes due.
+        """
+        now, first_due = self._clock(), float("inf")
+        oldest: _Lane | None = None
+        for lane in self._lanes.values():
+            while lane.queue and self._dropped(lane.queue[0]):
+                gone = lane.queue.popleft()
+                lane.tokens -= gone.rows - gone.taken
+            if not lane.queue:
+                continue
+            due = lane.queue[0].arrived + self._bounds.max_wait_s
+            if lane.tokens < lane.model.limits.tokens and due > now:
+                first_due = min(first_due, due)
+            elif oldest is None or lane.queue[0].arrived < oldest.queue[0].arrived:
+                oldest = lane
+        if oldest is None and first_due != float("inf"):
+            self._wait = self._loop.call_later(first_due - now, self._take)
+        return oldest
+
+    def _dropped(self, request: Request) -> bool:
+        if request.future.done():
+            return True
+        if request.client.disconnected:
+            request.future.set_exception(ClientGone())
+            return True
+        return False
+
+    def _start(self, lane: _Lane) -> None:
+        pieces = []
+        for piece in plan_window(lane.queue, lane.model.limits):
+            lane.tokens -= piece.stop - piece.start
+            if not self._dropped(piece.request):
+                pieces.append(piece)
+        if not pieces:
+            return
+        ragged = [piece_seq_lens(p.request.ends, p.start, p.stop) for p in pieces if p.request.ends is not None]
+        lens = np.concatenate(ragged) if ragged else None
+        parts = [p.request.tokens[p.start : p.stop] for p in pieces]
+        self._running = pieces
+        self._submit(Window(lane.model, parts, lens, sum(map(len, parts)), self._on_engine_thread))
+
+    def _on_engine_thread(self, window: Window) -> None:
+        self._loop.call_soon_threadsafe(self._finish, window)
+
+    def _finish(self, window: Window) -> None:
+        pieces, self._running = self._running, []
+        self._take()  # the engine first: it computes while the answers are written
+        label = pieces[0].request.model.label
+        if window.error is None and window.out is not None:
+            try:
+                outs = split(window.out, [p.stop - p.start for p in pieces])
+            except ValueError as error:
+                window.error = error
+        if window.error is not None or window.out is None:
+            log.error("a window of %d tokens failed on %s", window.rows, label, exc_info=window.error)
+            for piece in pieces:
+                self._fail(
+                    piece.request, EngineFailed("the model failed on this request's window; see the service's log")
+                )
+            return
+        compute_s = window.finished - window.started
+        for piece, out in zip(pieces, outs, strict=True):
+            request = piece.request
+            if request.queue_s < 0:
+                request.queue_s = max(0.0, window.started - request.arrived)
+            request.compute_s += compute_s
+            self._deliver(request, piece, out, window.rows)
+        self._count(label, pieces, window.rows, compute_s)
+
+    def _deliver(self, request: Request, piece: Piece[Request], out: Float32, window_tokens: int) -> None:
+        if request.future.done():
+            return
+        if len(out) < request.rows:
+            if request.out is None:
+                request.out = np.empty((request.rows, out.shape[1]), np.float32)
+            request.out[piece.start : piece.stop] = out
+            request.answered += len(out)
+            if request.answered < request.rows:
+                return
+            out = request.out
+        request.future.set_result(Answer(out, request.queue_s, request.compute_s, window_tokens))
+
+    def _fail(self, request: Request, error: RequestError) -> None:
+        if not request.future.done():
+            request.future.set_exception(error)
+
+    def _watch(self, deadline: float) -> None:
+        """One timer for all deadlines, at the earliest that was known when it was set."""
+        delay = max(0.0, deadline - self._clock())
+        at = self._loop.time() + delay
+        if self._sweep is None or at < self._sweep.when():
+            if self._sweep is not None:
+                self._sweep.cancel()
+            self._sweep = self._loop.call_later(delay, self._expire)
+
+    def _expire(self) -> None:
+        self._sweep = None
+        now = self._clock()
+        earliest = float("inf")
+        for request in self._open:
+            if request.future.done():
+                continue
+            if request.deadline <= now:
+                waited = now - request.arrived
+                where = "in its window" if request.taken else "in the queue"
+                self._fail(request, DeadlineExceeded(f"timeout: not answered within {waited:.3f} s ({where})"))
+            else:
+                earliest = min(earliest, request.deadline)
+        if earliest != float("inf"):
+            self._watch(earliest)
+
+    def _count(self, label: str, pieces: list[Piece[Request]], rows: int, compute_s: float) -> None:
+        metrics = self._metrics
+        finished = [p for p in pieces if p.stop == p.request.rows]
+        metrics.windows.labels(label).inc()
+        metrics.requests.labels(label).inc(len(finished))
+        metrics.tokens.labels(label).inc(sum(p.request.rows for p in finished))
+        metrics.window_tokens.labels(label).observe(rows)
+        metrics.window_requests.labels(label).observe(len(pieces))
+        metrics.compute.labels(label).observe(compute_s)
+        queue = metrics.queue.labels(label)
+        for piece in finished:
+            queue.observe(piece.request.queue_s)
+        log.debug("%s: a window of %d requests, %d tokens, %.2f ms", label, len(pieces), rows, compute_s * 1e3)

@@ -1,0 +1,77 @@
+"""`tokenslab serve`: settings from flags and environment, then the server."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from service.errors import TokenslabError
+from service.settings import Settings
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the console script."""
+    app.command(epilog="Example: tokenslab serve --models models --port 8000")(serve)
+
+
+def serve(
+    models: Annotated[Path | None, typer.Option(help="Model repository [default: models]")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one [default: 8000]")] = None,
+    provider: Annotated[str | None, typer.Option(help="cpu or cuda: exactly this, or no start [default: cpu]")] = None,
+    versions: Annotated[str | None, typer.Option(help="latest or all [default: latest]")] = None,
+    threads: Annotated[int | None, typer.Option(help="ONNX Runtime threads [default: the CPU quota]")] = None,
+    windows: Annotated[bool | None, typer.Option(help="Pack requests together, or one a run [default: pack]")] = None,
+    max_window_tokens: Annotated[int | None, typer.Option(help="Token budget of a window")] = None,
+    max_wait_ms: Annotated[float | None, typer.Option(help="How long a free engine waits for more")] = None,
+    max_queue_tokens: Annotated[int | None, typer.Option(help="Tokens accepted and not yet answered")] = None,
+    max_sequence_tokens: Annotated[int | None, typer.Option(help="Longest sequence through attention")] = None,
+    max_body_mib: Annotated[float | None, typer.Option(help="Largest request body")] = None,
+    max_json_mib: Annotated[float | None, typer.Option(help="Largest JSON part")] = None,
+    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Deadline of a request, seconds")] = None,
+    body_timeout_s: Annotated[float | None, typer.Option("--body-timeout", help="Longest silence in a body, s")] = None,
+    drain_delay_s: Annotated[float | None, typer.Option("--drain-delay", help="SIGTERM to closed listener, s")] = None,
+    drain_limit_s: Annotated[float | None, typer.Option("--drain-limit", help="Then, time to answer, seconds")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
+) -> None:
+    """Serve every bundle of a model repository over HTTP.
+
+    Each option is also an environment variable, TOKENSLAB_<NAME> (see docs/settings.md for all of them and what
+    turning each up costs). On SIGTERM the service drains and exits 0; a second signal stops it at once.
+    """
+    given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
+    try:
+        settings = Settings(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        typer.echo(
+            f"tokenslab serve: {'.'.join(map(str, first['loc']))}: {first['msg']} (got {first['input']!r})", err=True
+        )
+        raise typer.Exit(2) from None
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    _run(settings)
+
+
+def _run(settings: Settings) -> None:
+    # Here and not above, so that `tokenslab --help` loads no ONNX Runtime.
+    from service.app import create_app
+    from service.repository import load_repository
+    from service.server import Server
+
+    try:
+        repository = load_repository(settings)
+    except TokenslabError as error:
+        typer.echo(f"tokenslab serve: {error}", err=True)
+        raise typer.Exit(1) from None
+    server = Server(create_app(settings, repository), settings)
+    server.run()
+    if server.stopped_by is not None:
+        raise typer.Exit(128 + server.stopped_by)
+    if not server.started:
+        raise typer.Exit(1)

@@ -1,0 +1,89 @@
+"""The engine: one thread that runs windows on ONNX Runtime, one after another. It knows no client and no event loop.
+
+A window goes in by `submit`; when it has run, its callback is called *on the engine's thread* with the window itself,
+whose `out` or `error` is then set.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from service.packing import Float32, Int64, pack
+
+log = logging.getLogger("tokenslab.engine")
+
+
+class Runnable(Protocol):
+    """A loaded model, as the engine sees it."""
+
+    @property
+    def slab(self) -> Float32:
+        """(capacity, d_in), written anew for every window."""
+
+    def run(self, tokens: Float32, seq_lens: Int64 | None) -> Float32:
+        """(rows, d_in) and, for sequences, their lengths -> (rows, d_out)."""
+
+
+@dataclass(slots=True, eq=False)
+class Window:
+    """Requests' rows that run together, and what became of them. Times are `time.perf_counter()` seconds."""
+
+    model: Runnable
+    parts: list[Float32]
+    seq_lens: Int64 | None
+    rows: int
+    done: Callable[[Window], None]
+    started: float = 0.0
+    finished: float = 0.0
+    out: Float32 | None = None
+    error: Exception | None = field(default=None)
+
+
+class Engine:
+    """Owns the thread. Started and stopped by the application's lifespan."""
+
+    def __init__(self) -> None:
+        self._windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
+        # A daemon: a run that hangs must not outlive a second signal.
+        self._thread = threading.Thread(target=self._work, name="tokenslab-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; once."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Finish what was submitted, then end the thread; False if it is still running after `timeout_s`."""
+        self._windows.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def submit(self, window: Window) -> None:
+        """Hand over a window; any thread."""
+        self._windows.put(window)
+
+    def _work(self) -> None:
+        while (window := self._windows.get()) is not None:
+            window.started = time.perf_counter()
+            try:
+                window.out = self._run(window)
+            except Exception as error:  # noqa: BLE001 - whatever the run raises fails this window, not the engine
+                window.error = error
+            window.finished = time.perf_counter()
+            window.parts = []  # the bodies are no longer needed
+            window.done(window)
+            del window
+
+    @staticmethod
+    def _run(window: Window) -> Float32:
+        out = window.model.run(pack(window.parts, window.model.slab), window.seq_lens)
+        if out.dtype != np.float32 or len(out) != window.rows:
+            raise RuntimeError(f"the model returned {out.dtype} {out.shape} for {window.rows} rows")
+        return out

@@ -1,0 +1,162 @@
+"""What /docs says of infer, which runs ahead of FastAPI's router and so has to be described by hand."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import FastAPI
+
+_ERRORS: Final[dict[str, str]] = {
+    "400": "The request contradicts the protocol or the model; the message names the field",
+    "404": "Unknown model or version",
+    "405": "Not a POST",
+    "408": "The body stopped arriving",
+    "413": "Body, JSON part, request or sequence over its limit; a retry cannot help",
+    "415": "Content type other than JSON, octet-stream and npy",
+    "429": "The queue is full; Retry-After says when to try again",
+    "500": "The model failed on this request's window",
+    "501": "A part of the protocol that this service does not speak",
+    "503": "Starting",
+    "504": "The request's timeout passed first",
+}
+
+_NUMBERS: Final = {"type": "array", "items": {}, "description": "Row-major numbers, flat or nested as `shape`"}
+_BINARY_SIZE: Final = {"type": "integer", "minimum": 0, "description": "Bytes of this tensor after the JSON part"}
+
+_SCHEMAS: Final[dict[str, Any]] = {
+    "Error": {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}},
+    "InferInput": {
+        "type": "object",
+        "required": ["name", "datatype", "shape"],
+        "description": "`tokens` FP32 [tokens, d] or [batch, seq, d]; `seq_lens` INT64 or INT32 [sequences]",
+        "properties": {
+            "name": {"type": "string", "enum": ["tokens", "seq_lens"]},
+            "datatype": {"type": "string", "enum": ["FP32", "INT64", "INT32"]},
+            "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+            "data": _NUMBERS,
+            "parameters": {"type": "object", "properties": {"binary_data_size": _BINARY_SIZE}},
+        },
+    },
+    "InferRequest": {
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {
+            "id": {"type": "string"},
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "binary_data_output": {"type": "boolean", "default": False},
+                    "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds; 0: the service's own"},
+                },
+            },
+            "inputs": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": 2,
+                "items": {"$ref": "#/components/schemas/InferInput"},
+            },
+            "outputs": {
+                "type": "array",
+                "maxItems": 1,
+                "items": {
+                    "type": "object",
+                    "required": ["name"],
+                    "properties": {
+                        "name": {"type": "string", "enum": ["out"]},
+                        "parameters": {"type": "object", "properties": {"binary_data": {"type": "boolean"}}},
+                    },
+                },
+            },
+        },
+    },
+    "InferResponse": {
+        "type": "object",
+        "required": ["model_name", "model_version", "outputs"],
+        "properties": {
+            "id": {"type": "string"},
+            "model_name": {"type": "string"},
+            "model_version": {"type": "string"},
+            "outputs": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["name", "datatype", "shape"],
+                    "properties": {
+                        "name": {"type": "string", "enum": ["out"]},
+                        "datatype": {"type": "string", "enum": ["FP32"]},
+                        "shape": {"type": "array", "items": {"type": "integer"}},
+                        "data": _NUMBERS,
+                        "parameters": {"type": "object", "properties": {"binary_data_size": _BINARY_SIZE}},
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def describe(api: FastAPI) -> None:
+    """Add the infer paths and schemas to the application's OpenAPI document."""
+    build = api.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = build()  # FastAPI keeps and returns the same object each time
+        document.setdefault("components", {}).setdefault("schemas", {}).update(_SCHEMAS)
+        document["paths"]["/v2/models/{name}/infer"] = {"post": _operation(["name"])}
+        document["paths"]["/v2/models/{name}/versions/{version}/infer"] = {"post": _operation(["name", "version"])}
+        return document
+
+    api.openapi = openapi  # type: ignore[method-assign]
+
+
+def _operation(parameters: list[str]) -> dict[str, Any]:
+    path = [{"name": p, "in": "path", "required": True, "schema": {"type": "string"}} for p in parameters]
+    length = {
+        "name": "Inference-Header-Content-Length",
+        "in": "header",
+        "schema": {"type": "integer", "minimum": 0},
+        "description": "Bytes of the JSON part when binary tensors follow it; 0: the body is FP32 `tokens` alone",
+    }
+    seq_lens = {
+        "name": "seq_lens",
+        "in": "query",
+        "schema": {"type": "string"},
+        "description": "With an npy body: lengths of its sequences, whole numbers between commas",
+    }
+    return {
+        "tags": ["infer"],
+        "operationId": "infer_" + "_".join(parameters),
+        "summary": "Run tokens through a model",
+        "description": "All tokens of all requests in a window run as one matrix, without padding. Binary tensors are "
+        "the fast form: JSON first, then the raw little-endian tensors in the order of `inputs`.",
+        "parameters": [*path, length, seq_lens],
+        "requestBody": {"required": True, "content": _content("InferRequest")},
+        "responses": {
+            "200": {
+                "description": "`out` FP32 [tokens, d], or [batch, seq, d] if the tokens came so",
+                "headers": {
+                    "Server-Timing": {
+                        "schema": {"type": "string"},
+                        "description": 'queue;dur=<ms>, compute;dur=<ms>, window;desc="<tokens in its window>"',
+                    }
+                },
+                "content": _content("InferResponse"),
+            },
+            **{
+                status: {
+                    "description": text,
+                    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+                }
+                for status, text in _ERRORS.items()
+            },
+        },
+    }
+
+
+def _content(schema: str) -> dict[str, Any]:
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    return {
+        "application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}},
+        "application/octet-stream": binary,
+        "application/x-npy": binary,
+    }

@@ -1,0 +1,141 @@
+"""Packing as pure functions: which rows of which request go into the next window, and back.
+
+Owns no clock, loop, socket or session. Rows are tokens; the width does not matter here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+
+class Pending(Protocol):
+    """What planning needs to know of a waiting request."""
+
+    rows: int  # tokens of the whole request, at least 1
+    taken: int  # tokens already given to windows
+    ends: Int64 | None  # where each sequence ends, in rows; None: rows are independent and may be cut anywhere
+
+
+P = TypeVar("P", bound=Pending)
+
+
+class Piece(NamedTuple, Generic[P]):
+    """Rows `start:stop` of one request, as they stand in one window."""
+
+    request: P
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one window may hold."""
+
+    tokens: int  # budget; one longer sequence runs alone
+    requests: int | None = None  # None: any number
+    divisible: bool = True  # False: a request is never split over windows
+
+
+def plan_window(queue: deque[P], limits: Limits) -> list[Piece[P]]:
+    """Take the next window off `queue`, oldest first.
+
+    A request within the budget is never split: it waits at the head for a window with room. A larger one is cut to the
+    room that is left (position-wise: anywhere; sequences: between sequences) and what remains goes to the *end* of the
+    queue, so that small requests wait for one window of it and not for all. A sequence is never cut: one longer than
+    the budget has a window of its own.
+    """
+    pieces: list[Piece[P]] = []
+    room = limits.tokens
+    left = limits.requests if limits.requests is not None else len(queue)
+    for _ in range(len(queue)):
+        if left == 0 or room <= 0:
+            break
+        request = queue[0]
+        count = _fitting(request, room, limits, alone=not pieces)
+        if count == 0:
+            break
+        queue.popleft()
+        piece = Piece(request, request.taken, request.taken + count)
+        request.taken = piece.stop
+        if piece.stop < request.rows:
+            queue.append(request)
+        pieces.append(piece)
+        room -= count
+        left -= 1
+    return pieces
+
+
+def _fitting(request: Pending, room: int, limits: Limits, *, alone: bool) -> int:
+    """Rows of `request` for a window with `room` left; `alone`: the window is still empty."""
+    rest = request.rows - request.taken
+    if rest <= room or (alone and not limits.divisible):
+        return rest
+    if not limits.divisible or (request.taken == 0 and rest <= limits.tokens):
+        return 0
+    if request.ends is None:
+        return room
+    whole = int(np.searchsorted(request.ends, request.taken + room, side="right"))
+    first = int(np.searchsorted(request.ends, request.taken, side="right"))
+    if whole > first:
+        return int(request.ends[whole - 1]) - request.taken
+    return int(request.ends[first]) - request.taken if alone else 0
+
+
+def piece_seq_lens(ends: Int64, start: int, stop: int) -> Int64:
+    """Lengths of the sequences within rows `start:stop`, which lie on sequence borders."""
+    inside = ends[np.searchsorted(ends, start, side="right") : np.searchsorted(ends, stop, side="right")]
+    return np.diff(inside, prepend=start)
+
+
+def pack(parts: list[Float32], slab: Float32) -> Float32:
+    """Copy `parts` (rows, d) one after another into `slab` (capacity, d): the one copy of the tokens on their way in.
+
+    Returns the filled rows of `slab`, or of a new array where the window is larger than its capacity.
+    """
+    rows = sum(len(part) for part in parts)
+    if rows > len(slab):
+        slab = np.empty((rows, slab.shape[1]), np.float32)
+    window = slab[:rows]
+    at = 0
+    for part in parts:
+        window[at : at + len(part)] = part
+        at += len(part)
+    return window
+
+
+def split(out: Float32, counts: list[int]) -> list[Float32]:
+    """Rows of `out` (rows, d) for each piece, as views.
+
+    Raises:
+        ValueError: `counts` do not add up to the rows of `out`; nobody is given somebody else's rows.
+    """
+    if sum(counts) != len(out):
+        raise ValueError(f"the engine returned {len(out)} rows for a window of {sum(counts)}")
+    edges = np.cumsum([0, *counts]).tolist()
+    return [out[start:stop] for start, stop in pairwise(edges)]
+
+
+def drop_padding(tokens: Float32, seq_lens: Int64) -> Float32:
+    """(batch, seq, d) right-padded -> (sum of seq_lens, d) packed."""
+    return tokens[_real(tokens.shape[1], seq_lens)]
+
+
+def restore_padding(out: Float32, seq_lens: Int64, seq: int) -> Float32:
+    """(sum of seq_lens, d) packed -> (batch, seq, d) with zeros for the padding."""
+    padded = np.zeros((len(seq_lens), seq, out.shape[1]), np.float32)
+    padded[_real(seq, seq_lens)] = out
+    return padded
+
+
+def _real(seq: int, seq_lens: Int64) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = np.arange(seq) < seq_lens[:, None]
+    return mask

@@ -1,0 +1,138 @@
+"""Open Inference Protocol v2 over HTTP: an infer body -> Decoded, and the answer's headers and body."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from service.errors import InvalidInput, TooLarge, Unsupported
+from service.packing import Float32
+from service.protocol.arrange import Decoded, Signature, arrange, in_kind, token_shape
+from service.protocol.npy import octets
+from service.protocol.tensors import floats, json_object, kind, lengths, refuse_shared_memory, show, tensors
+
+OUTPUT: Final = "out"
+_FP32: Final = np.dtype("<f4")
+
+
+def decode(signature: Signature, body: memoryview, header_length: bytes | None, max_json: int) -> Decoded:
+    """An infer body, JSON alone or JSON and binary tensors, -> Decoded."""
+    if header_length is None:
+        json_size = len(body)
+    else:
+        json_size = _header_size(header_length, len(body))
+        if json_size == 0:
+            return _decode_raw(signature, body)
+    if json_size > max_json:
+        raise TooLarge(f"JSON part: {json_size} bytes, the limit is {max_json} (max_json_mib); send binary tensors")
+    document = _parse(body[:json_size])
+    parameters = json_object(document.get("parameters"), "parameters")
+    _refuse_unsupported(parameters)
+    inputs = tensors(document, body[json_size:])
+    tokens = inputs.get("tokens")
+    if tokens is None:
+        raise InvalidInput("inputs: 'tokens' is missing")
+    seq = inputs.get("seq_lens")
+    id_ = document.get("id")
+    if id_ is not None and not isinstance(id_, str):
+        raise InvalidInput(f"id: found {kind(id_)}, expected a string")
+    binary = _wants_binary(document, parameters)
+    timeout_s = _timeout(parameters)
+    shape = token_shape(tokens.shape, tokens.datatype, signature)
+    values = floats(tokens)
+    lens = None if seq is None else lengths(seq)
+    return arrange(signature, values, shape, lens, id=id_, binary=binary, timeout_s=timeout_s)
+
+
+def encode(signature: Signature, request: Decoded, out: Float32) -> tuple[int | None, list[bytes | memoryview]]:
+    """`out` (rows, d_out) -> the length of the JSON part if tensors follow it (else None), and the body's parts."""
+    out = np.ascontiguousarray(in_kind(request, out))
+    output: dict[str, Any] = {"name": OUTPUT, "datatype": "FP32", "shape": list(out.shape)}
+    reply: dict[str, Any] = {"model_name": signature.name, "model_version": signature.version, "outputs": [output]}
+    if request.id is not None:
+        reply["id"] = request.id
+    if request.binary:
+        output["parameters"] = {"binary_data_size": out.nbytes}
+        head = orjson.dumps(reply)
+        return len(head), [head, octets(out)]
+    if not np.isfinite(out).all():
+        raise InvalidInput("out: NaN or Inf has no form in JSON; ask for binary tensors (binary_data_output)")
+    # No `parameters` here: the C++ client takes any for a sign of binary data.
+    output["data"] = out.ravel()
+    return None, [orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)]
+
+
+def _header_size(value: bytes, body_size: int) -> int:
+    if not value.isdigit() or len(value) > 18:
+        raise InvalidInput(f"Inference-Header-Content-Length: found {value[:40]!r}, expected a number of bytes")
+    size = int(value)
+    if size > body_size:
+        raise InvalidInput(f"Inference-Header-Content-Length: {size}, but the body has {body_size} bytes")
+    return size
+
+
+def _decode_raw(signature: Signature, body: memoryview) -> Decoded:
+    """A body that is nothing but `tokens`: one variable dimension, the rows."""
+    row = signature.d_in * 4
+    if len(body) % row:
+        raise InvalidInput(f"tokens: {len(body)} raw bytes, expected a multiple of {row} ({signature.d_in} x FP32)")
+    shape = [len(body) // row, signature.d_in]
+    return arrange(signature, np.frombuffer(body, _FP32), shape, None, binary=True)
+
+
+def _parse(text: memoryview) -> dict[str, Any]:
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError as cause:
+        raise InvalidInput(f"JSON: {cause}") from cause
+    if not isinstance(document, dict):
+        raise InvalidInput(f"JSON: found {kind(document)}, expected an object")
+    return document
+
+
+def _refuse_unsupported(parameters: dict[str, Any]) -> None:
+    for key in parameters:
+        if key.startswith("triton_"):
+            raise InvalidInput(f"parameters.{key}: names that begin with triton_ are reserved")
+        if key in ("sequence_id", "sequence_start", "sequence_end") and parameters[key]:
+            raise Unsupported(f"parameters.{key}: stateful sequences are not supported")
+        if key == "priority" and parameters[key] != 0:
+            raise Unsupported("parameters.priority: priorities are not supported; leave it out or send 0")
+
+
+def _timeout(parameters: dict[str, Any]) -> float | None:
+    value = parameters.get("timeout", 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidInput(f"parameters.timeout: found {show(value)}, expected microseconds, a whole number >= 0")
+    return value / 1e6 if value else None
+
+
+def _wants_binary(document: dict[str, Any], parameters: dict[str, Any]) -> bool:
+    binary = _flag(parameters, "binary_data_output", "parameters", default=False)
+    outputs = document.get("outputs")
+    if outputs is None:
+        return binary
+    if not isinstance(outputs, list):
+        raise InvalidInput(f"outputs: found {kind(outputs)}, expected a list")
+    if len(outputs) > 1:
+        raise InvalidInput(f"outputs: {len(outputs)} entries, this model has one output, {OUTPUT!r}")
+    for i, entry in enumerate(outputs):
+        where = f"outputs[{i}]"
+        output = json_object(entry, where)
+        if output.get("name") != OUTPUT:
+            raise InvalidInput(f"{where}.name: found {show(output.get('name'))}, expected {OUTPUT!r}")
+        own = json_object(output.get("parameters"), f"{where}.parameters")
+        if own.get("classification"):
+            raise Unsupported(f"{where}.parameters.classification: this service returns tensors only")
+        refuse_shared_memory(own, where)
+        binary = _flag(own, "binary_data", f"{where}.parameters", default=binary)
+    return binary
+
+
+def _flag(parameters: dict[str, Any], key: str, where: str, *, default: bool) -> bool:
+    value = parameters.get(key, default)
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{where}.{key}: found {show(value)}, expected true or false")
+    return value

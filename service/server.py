@@ -1,0 +1,79 @@
+"""uvicorn, with signals of our own: drain on the first, stop at once on the second, and exit 0 when nothing was lost.
+
+Stock uvicorn closes its listener at SIGTERM, cuts idle keep-alive connections and re-raises the signal (exit -15);
+behind a load balancer that loses requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import uvicorn
+
+from service.app import App
+from service.lifecycle import Lifecycle
+from service.settings import Settings
+
+log = logging.getLogger("tokenslab.server")
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Server(uvicorn.Server):
+    """On a signal: ready says 503 at once, requests are served for `drain_delay_s` more, then what was accepted is."""
+
+    def __init__(self, app: App, settings: Settings) -> None:
+        super().__init__(server_config(app, settings))
+        self._lifecycle: Lifecycle = app.lifecycle
+        self._drain_delay_s = settings.drain_delay_s
+        self.stopped_by: signal.Signals | None = None  # set by a second signal
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Own the signals while serving; nothing is re-raised afterwards."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._lifecycle.draining:
+            log.warning("%s again: stopping at once", number.name)
+            self.stopped_by = number
+            self.should_exit = self.force_exit = True
+            return
+        log.info("%s: not ready any more; serving for %.1f s, then draining", number.name, self._drain_delay_s)
+        self._lifecycle.draining = True
+        asyncio.get_running_loop().call_later(self._drain_delay_s, self._close)
+
+    def _close(self) -> None:
+        self.should_exit = True
+
+
+def server_config(app: App, settings: Settings) -> uvicorn.Config:
+    """uvicorn's configuration: its C event loop and parser, no access log, no websockets."""
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=True,
+        backlog=4096,
+        timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=math.ceil(settings.drain_limit_s),
+    )
