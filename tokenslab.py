@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -15,7 +16,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 
-# command -> the module whose `app` holds it, and the extra that module needs
+# command -> the module whose `register` adds it, and the extra that the module needs
 COMMANDS = {
     "serve": ("service.cli", "cpu"),
     "export": ("export.cli", "export"),
@@ -25,23 +26,29 @@ COMMANDS = {
 }
 
 
-def main() -> None:
-    """Run the command line; a missing extra is named rather than shown as a traceback."""
-    named = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
-    if sys.argv[1:] == ["--version"]:
+@app.callback()
+def tokenslab(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit")] = False,
+) -> None:
+    """Serve position-wise FFNs and Transformer blocks: all tokens of all requests in one matmul."""
+    if show_version:
         typer.echo(version("tokenslab"))
-        return
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; a command whose extra is missing says so."""
+    named = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     for command, (module, extra) in COMMANDS.items():
-        if named not in (None, command):
+        if named in COMMANDS and named != command:
             continue
         try:
             loaded = import_module(module)
         except ModuleNotFoundError as missing:
             if named != command:
-                continue
+                continue  # not asked for: the help lists what is installed
             typer.echo(
-                f"tokenslab {command} needs the package {missing.name!r}: pip install 'tokenslab[{extra}]'",
-                err=True,
+                f"tokenslab {command} needs the package {missing.name!r}: pip install 'tokenslab[{extra}]'", err=True
             )
             raise SystemExit(2) from missing
         loaded.register(app)
