@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from hand_built import ffn, graph, linear, opened, random_ffn, run, saved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from export.quantize import (
     quantize_int8,
 )
 from service.recheck import Float32, same_bits
+from tests.export.hand_built import ffn, graph, linear, opened, random_ffn, run, saved
 
 
 def sqnr_db(reference: Float32, out: Float32) -> float:

@@ -1,0 +1,184 @@
+"""The batch-composition certificate: each row, or sequence, alone against the same one in many windows, bit for bit.
+
+Measures one opened file; it knows no torch (`tokenslab verify` runs without it), no graph and no bundle folder.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnxruntime as ort
+
+from export.errors import ProofError
+from export.neighbours import WINDOWS, poisoned_parts, random_probes, random_rows, settings
+from service.manifest import Certificate
+from service.recheck import Float32, Int64, Kind, Run, difference, run_window, same_bits
+
+# Drift beyond rounding: a whole-tensor int8 scale moves a token by 1e-2 and more, float32 kernels by 1e-6.
+DEPENDENT: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One kind of window: how many rows were compared, and how far they moved."""
+
+    name: str
+    rows: int
+    drift: float  # largest |alone - batched| over outputs that are finite both times
+    relative_drift: float  # drift over the largest |alone|
+    contaminated: bool  # an output is finite alone and not in the window, or the reverse
+    counter_example: str | None  # None: every output has the same bits
+
+
+def runner(session: ort.InferenceSession) -> Run:
+    """The session as a function of tokens (n, d_in) and seq_lens (s,) or None."""
+
+    def run(tokens: Float32, seq_lens: Int64 | None) -> Float32:
+        feeds = {"tokens": tokens} if seq_lens is None else {"tokens": tokens, "seq_lens": seq_lens}
+        out: Float32 = session.run(["out"], feeds)[0]
+        return out
+
+    return run
+
+
+def certify(
+    session: ort.InferenceSession,
+    kind: Kind,
+    d_in: int,
+    *,
+    seed: int,
+    facts: dict[str, str],
+    fp32: ort.InferenceSession | None = None,
+    other_threads: ort.InferenceSession | None = None,
+) -> Certificate:
+    """Measure `session` and state what was seen; the same seed gives the same windows.
+
+    Args:
+        facts: what the result depends on besides the file (`service.session.session_facts`).
+        fp32: the float32 variant of the same module: where it gives no finite number, `session` may give none.
+        other_threads: the same file with another number of threads: it must give the same bits.
+
+    Raises:
+        ProofError: `session` gives plausible numbers where `fp32` gives NaN or Inf.
+    """
+    return conclude(compare(session, kind, d_in, seed=seed, fp32=fp32, other_threads=other_threads), facts)
+
+
+def conclude(comparisons: Sequence[Comparison], facts: dict[str, str]) -> Certificate:
+    """The certificate that these comparisons support."""
+    exact = all(c.counter_example is None for c in comparisons)
+    dependent = any(c.contaminated or c.relative_drift > DEPENDENT for c in comparisons)
+    return Certificate(
+        kind="exact" if exact else "dependent" if dependent else "tolerance",
+        max_drift=max(c.drift for c in comparisons),
+        rows=sum(c.rows for c in comparisons),
+        checks={c.name: c.counter_example is None for c in comparisons},
+        session=facts,
+        machine=machine(),
+    )
+
+
+def compare(
+    session: ort.InferenceSession,
+    kind: Kind,
+    d_in: int,
+    *,
+    seed: int,
+    fp32: ort.InferenceSession | None = None,
+    other_threads: ort.InferenceSession | None = None,
+) -> list[Comparison]:
+    """The comparisons behind `certify`, each with its first counter-example."""
+    run = runner(session)
+    rng = np.random.default_rng(seed)
+    probes = random_probes(kind, d_in, rng)
+    alone = [run_window(run, kind, [probe])[0] for probe in probes]
+    found = []
+    for setting in settings(kind, d_in, rng):
+        pairs = []
+        for parts, places in setting.windows(probes, rng):
+            outs = run_window(run, kind, parts)
+            pairs += [(alone[probe], outs[place]) for probe, place in places.items()]
+        found.append(_measure(setting.name, pairs))
+    if other_threads is not None:
+        together = [run_window(r, kind, probes) for r in (run, runner(other_threads))]
+        found.append(_measure("another number of threads", list(zip(*together, strict=True))))
+    if fp32 is not None:
+        found.append(_non_finite_as(runner(fp32), run, kind, d_in, rng))
+    return found
+
+
+def check_position_wise(session: ort.InferenceSession, d_in: int, *, seed: int) -> None:
+    """Permuting rows must permute outputs, bit for bit.
+
+    Raises:
+        ProofError: it does not; the message is the first counter-example.
+    """
+    run = runner(session)
+    rng = np.random.default_rng(seed)
+    for rows in WINDOWS:
+        tokens = random_rows(rng, rows, d_in)
+        out = run(tokens, None)
+        for order in (np.arange(rows)[::-1], np.roll(np.arange(rows), 1), rng.permutation(rows)):
+            permuted = run(np.ascontiguousarray(tokens[order]), None)
+            if permuted.shape != out.shape or not same_bits(permuted, out[order]).all():
+                raise ProofError(
+                    f"not position-wise: {rows} rows permuted (seed {seed}): {_moved(order, out, permuted)}"
+                )
+
+
+def machine() -> str:
+    """The processor and the vector extensions that ONNX Runtime picks its kernels by."""
+    model, flags = platform.processor() or platform.machine(), ""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                model = value.strip()
+            elif key.strip() == "flags":
+                flags = value
+    except OSError:  # not Linux: the name alone
+        return model
+    known = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8")
+    return " ".join([model, *(flag for flag in known if flag in flags.split())])
+
+
+def _measure(name: str, pairs: Sequence[tuple[Float32, Float32]]) -> Comparison:
+    left, right = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    both = np.isfinite(left) & np.isfinite(right)
+    drift = float(np.abs(left[both].astype(np.float64) - right[both]).max(initial=0.0))
+    scale = float(np.abs(left[both]).max(initial=0.0))
+    return Comparison(
+        name=name,
+        rows=len(left),
+        drift=drift,
+        relative_drift=drift / scale if scale else 0.0 if drift == 0 else float("inf"),
+        contaminated=bool((np.isfinite(left) != np.isfinite(right)).any()),
+        counter_example=next((found for pair in pairs if (found := difference(*pair)) is not None), None),
+    )
+
+
+def _non_finite_as(fp32: Run, run: Run, kind: Kind, d_in: int, rng: np.random.Generator) -> Comparison:
+    parts = poisoned_parts(kind, d_in, rng)
+    lost, got = (np.concatenate(run_window(r, kind, parts)) for r in (fp32, run))
+    wrong = np.argwhere(~np.isfinite(lost) & np.isfinite(got))
+    if len(wrong):
+        row, column = map(int, wrong[0])
+        raise ProofError(
+            f"an input with NaN or Inf gives a plausible number: out[{row}, {column}] is {got[row, column]!s}, "
+            f"in fp32 {lost[row, column]!s}"
+        )
+    return Comparison("NaN and Inf give no number where fp32 gives none", len(got), 0.0, 0.0, False, None)
+
+
+def _moved(order: Int64, out: Float32, permuted: Float32) -> str:
+    if permuted.shape != out.shape:
+        return f"out is {out.shape} and then {permuted.shape}"
+    row, column = map(int, np.argwhere(~same_bits(permuted, out[order]))[0])
+    origin = int(order[row])
+    before, after = out[origin, column], permuted[row, column]
+    return f"input row {origin} moved to {row}: its out[{column}] was {before!s}, is {after!s}"
