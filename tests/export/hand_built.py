@@ -1,4 +1,4 @@
-"""Small ONNX graphs written by hand, so that these tests need no torch."""
+"""Small ONNX graphs and bundles written by hand, so that these tests need no torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import numpy_helper
 
+from export.certify import certify
+from export.quantize import count_quantized_matmuls, count_weight_matmuls
+from service.manifest import MANIFEST, REFERENCE, Manifest, Parity, Precision, Variant, file_sha256
 from service.recheck import Float32
-from service.session import open_session
+from service.session import open_session, session_facts
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -61,3 +64,63 @@ def opened(model: ir.Model, path: Path, threads: int = 1) -> ort.InferenceSessio
 def run(session: ort.InferenceSession, tokens: Float32) -> Float32:
     out: Float32 = session.run(["out"], {"tokens": tokens})[0]
     return out
+
+
+def write_bundle(root: Path, models: Mapping[Precision, ir.Model], *, d: int, version: int = 1) -> Path:
+    """Write `models`, precisions of one position-wise function, as the bundle `root/demo/version`, measured.
+
+    The reference is the fp32 file's own output.
+    """
+    folder = root / "demo" / str(version)
+    folder.mkdir(parents=True)
+    sessions = {precision: opened(model, folder / f"{precision}.onnx") for precision, model in models.items()}
+    rng = np.random.default_rng(version)
+    inputs = [rng.standard_normal((rows, d), dtype=np.float32) for rows in (1, 7, 64)]
+    outputs = [run(sessions["fp32"], tokens) for tokens in inputs]
+    arrays = {f"tokens_{i}": tokens for i, tokens in enumerate(inputs)}
+    np.savez(folder / REFERENCE, allow_pickle=False, **arrays, **{f"out_{i}": out for i, out in enumerate(outputs)})
+    variants = []
+    for precision, session in sessions.items():
+        path = folder / f"{precision}.onnx"
+        errors = [
+            float(np.linalg.norm(run(session, tokens) - out) / np.linalg.norm(out))
+            for tokens, out in zip(inputs, outputs, strict=True)
+        ]
+        variants.append(
+            Variant(
+                precision=precision,
+                provider="cpu",
+                file=path.name,
+                sha256=file_sha256(path),
+                bytes=path.stat().st_size,
+                quantized_matmuls=count_quantized_matmuls(models[precision]),
+                float_matmuls=count_weight_matmuls(models[precision]),
+                parity=[
+                    Parity(seq_lens=[len(tokens)], relative_error=error, sqnr_db=-20 * float(np.log10(error + 1e-15)))
+                    for tokens, error in zip(inputs, errors, strict=True)
+                ],
+                certificate=certify(session, "position-wise", d, seed=0, facts=session_facts(1), fp32=sessions["fp32"]),
+            )
+        )
+    manifest = Manifest(
+        name="demo",
+        version=version,
+        kind="position-wise",
+        d_in=d,
+        d_out=outputs[0].shape[1],
+        default_precision="fp32",
+        parameters=sum(int(np.prod(v.shape.numpy())) for v in models["fp32"].graph.initializers.values() if v.shape),
+        flops_per_token=4 * d * d,
+        architecture={"family": "ffn [by hand]", "d": d},
+        source={"seed": str(version)},
+        tools={"onnxruntime": ort.__version__},
+        created="2026-01-01T00:00:00+00:00",
+        reference_sha256=file_sha256(folder / REFERENCE),
+        variants=variants,
+    )
+    return write_manifest(folder, manifest)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> Path:
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2))
+    return folder

@@ -1,0 +1,26 @@
+"""What a user types -> the folder of one bundle: `models/demo-ffn/1`, or `models/demo-ffn` for its latest version."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from service.errors import BundleError
+from service.manifest import MANIFEST
+
+
+def bundle_folder(path: Path) -> Path:
+    """The absolute folder that holds the manifest: `path` itself, else the highest version in it.
+
+    Raises:
+        BundleError: there is neither a manifest nor a version.
+    """
+    path = Path(os.path.abspath(path))  # not resolve(): a link may name the bundle
+    if (path / MANIFEST).is_file():
+        return path
+    if not path.is_dir():
+        raise BundleError(f"{path}: no such bundle (expected <models>/<name> or <models>/<name>/<version>)")
+    versions = [int(child.name) for child in path.iterdir() if child.name.isascii() and child.name.isdigit()]
+    if not versions:
+        raise BundleError(f"{path}: neither {MANIFEST} nor a version folder in it")
+    return path / str(max(versions))

@@ -1,0 +1,225 @@
+"""`tokenslab verify`: what a manifest claims, measured again on this machine from the bundle alone.
+
+Needs ONNX Runtime and numpy, not torch: the reference outputs travel with the bundle. It repeats parity, the
+position-wise property and the certificate, and owns the verdict; how they are measured is certify's.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from export.bundle_folder import bundle_folder
+from export.certify import check_position_wise, compare, conclude, runner
+from export.errors import ProofError
+from export.report_console import console
+from service.cpu import cpu_quota
+from service.errors import BundleError, TokenslabError
+from service.manifest import REFERENCE, Manifest, Variant, check_file, read_manifest
+from service.recheck import Float32, Kind
+from service.session import Provider, open_session, session_facts
+
+# Another processor may round otherwise: twice the recorded error, or what one float32 FFN or block may have.
+_SLACK: Final = 2.0
+_FP32_ERROR: Final = 2e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the table."""
+
+    precision: str
+    check: str
+    here: str
+    recorded: str
+    failure: str | None = None  # the counter-example
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """One recorded input, how it divides into sequences (one entry for position-wise bundles), its float64 output."""
+
+    tokens: Float32
+    seq_lens: tuple[int, ...]
+    out: npt.NDArray[np.float64]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `tokenslab verify`."""
+
+    @app.command(epilog="Example: tokenslab verify models/demo-ffn")
+    def verify(
+        bundle: Annotated[Path, typer.Argument(help="models/<name>/<version>, or models/<name> for the latest")],
+        provider: Annotated[Provider, typer.Option(help="Execution provider: exactly this one")] = "cpu",
+        threads: Annotated[
+            int | None, typer.Option(min=1, help="ONNX Runtime threads [default: the CPU quota]")
+        ] = None,
+        seed: Annotated[int, typer.Option(min=0, help="Seed of the random rows; another one tries others")] = 0,
+    ) -> None:
+        """Measure a bundle's parity, position-wise property and certificate again, on this machine, without torch."""
+        try:
+            folder = bundle_folder(bundle)
+            findings = list(verify_bundle(folder, provider, threads or cpu_quota(), seed))
+        except TokenslabError as error:
+            typer.echo(f"tokenslab verify: {error}", err=True)
+            raise typer.Exit(1) from None
+        console().print(_table(folder, findings))
+        failed = [finding for finding in findings if finding.failure is not None]
+        if failed:
+            first = failed[0]
+            typer.echo(
+                f"tokenslab verify: {len(failed)} of {len(findings)} checks failed; "
+                f"first: {first.precision}: {first.check}: {first.failure}",
+                err=True,
+            )
+            raise typer.Exit(1)
+
+
+def verify_bundle(folder: Path, provider: Provider, threads: int, seed: int) -> Iterator[Finding]:
+    """Yield every check of every variant for `provider`.
+
+    Raises:
+        BundleError: a file is missing, altered, unreadable or does not run; or no variant is for `provider`.
+        ProviderError: this ONNX Runtime does not have `provider`.
+    """
+    manifest = read_manifest(folder)
+    check_file(folder / REFERENCE, manifest.reference_sha256)
+    references = read_references(folder / REFERENCE)
+    variants = [variant for variant in manifest.variants if variant.provider == provider]
+    if not variants:
+        there = ", ".join(sorted({variant.provider for variant in manifest.variants}))
+        raise BundleError(f"{folder}: no variant is for provider {provider!r}; there are variants for {there}")
+    sessions = {v.precision: open_session(folder / v.file, provider, threads) for v in variants}
+    for variant in variants:
+        path, session = folder / variant.file, sessions[variant.precision]
+        try:
+            yield _parity(variant, path, session, manifest.kind, references)
+            if manifest.kind == "position-wise":
+                yield _permutation(variant, session, manifest.d_in, seed)
+            other = open_session(path, provider, 1 if threads > 1 else 2)
+            fp32 = sessions.get("fp32") if variant.precision != "fp32" else None
+            yield from _certificate(variant, manifest, session, other, fp32, threads, seed)
+        except TokenslabError:
+            raise
+        except Exception as cause:
+            raise BundleError(f"{path}: it loads but does not run: {cause}") from cause
+
+
+def read_references(path: Path) -> list[Reference]:
+    """Read `tokens_i`, `seq_lens_i` (absent: one sequence) and `out_i`, for i = 0, 1, ...
+
+    Raises:
+        BundleError: the file cannot be read or holds no complete pair.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as cause:
+        raise BundleError(f"{path}: not a readable npz file: {cause}") from cause
+    count = sum(name.startswith("tokens_") for name in arrays)
+    missing = [f"{part}_{i}" for i in range(count) for part in ("tokens", "out") if f"{part}_{i}" not in arrays]
+    if missing or not count:
+        raise BundleError(f"{path}: no array {missing[0] if missing else 'tokens_0'!r}")
+    return [
+        Reference(
+            tokens=arrays[f"tokens_{i}"].astype(np.float32),
+            seq_lens=tuple(arrays.get(f"seq_lens_{i}", np.array([len(arrays[f"tokens_{i}"])])).tolist()),
+            out=arrays[f"out_{i}"].astype(np.float64),
+        )
+        for i in range(count)
+    ]
+
+
+def _parity(
+    variant: Variant, path: Path, session: ort.InferenceSession, kind: Kind, references: list[Reference]
+) -> Finding:
+    run = runner(session)
+    recorded = {tuple(parity.seq_lens): parity.relative_error for parity in variant.parity}
+    errors, claims, failure = [], [], None
+    for reference in references:
+        lengths = ", ".join(map(str, reference.seq_lens))
+        if reference.seq_lens not in recorded:
+            raise BundleError(
+                f"{path}: the manifest has no parity figure for {REFERENCE}'s sequences of {lengths} tokens"
+            )
+        claim = recorded[reference.seq_lens]
+        out = run(reference.tokens, np.array(reference.seq_lens, np.int64) if kind == "sequence" else None)
+        if out.shape != reference.out.shape:
+            raise BundleError(f"{path}: out is {out.shape} for {lengths} tokens, expected {reference.out.shape}")
+        norm = float(np.linalg.norm(reference.out))
+        error = float(np.linalg.norm(out - reference.out)) / norm if norm else float(np.linalg.norm(out))
+        limit = max(_SLACK * claim, _FP32_ERROR)
+        errors.append(error)
+        claims.append(claim)
+        if failure is None and not error <= limit:  # a NaN is no pass
+            failure = f"{lengths} tokens: relative error {error:.2e}, recorded {claim:.2e}, allowed {limit:.2e}"
+    check = f"relative error, worst of {len(errors)} inputs"
+    return Finding(variant.precision, check, f"{max(errors):.2e}", f"{max(claims):.2e}", failure)
+
+
+def _permutation(variant: Variant, session: ort.InferenceSession, d_in: int, seed: int) -> Finding:
+    failure = None
+    try:
+        check_position_wise(session, d_in, seed=seed)
+    except ProofError as error:
+        failure = str(error)
+    return Finding(variant.precision, "rows permuted", "bit-equal" if failure is None else "differs", "", failure)
+
+
+def _certificate(
+    variant: Variant,
+    manifest: Manifest,
+    session: ort.InferenceSession,
+    other: ort.InferenceSession,
+    fp32: ort.InferenceSession | None,
+    threads: int,
+    seed: int,
+) -> Iterator[Finding]:
+    """Every comparison, then the verdict: the kind measured here must be at least as good as the recorded one."""
+    recorded = variant.certificate
+    try:
+        comparisons = compare(session, manifest.kind, manifest.d_in, seed=seed, fp32=fp32, other_threads=other)
+    except ProofError as error:
+        yield Finding(variant.precision, "NaN and Inf", "numbers", "", str(error))
+        return
+    for comparison in comparisons:
+        held = comparison.counter_example is None
+        claimed = recorded.checks.get(comparison.name)
+        yield Finding(
+            precision=variant.precision,
+            check=f"{comparison.name} ({comparison.rows} rows)",
+            here="bit-equal" if held else f"drift {comparison.drift:.2e}",
+            recorded="" if claimed is None else "bit-equal" if claimed else "differs",
+            failure=comparison.counter_example if recorded.kind == "exact" else None,
+        )
+    found = conclude(comparisons, session_facts(threads))
+    order = ["exact", "tolerance", "dependent"]
+    worse = order.index(found.kind) > order.index(recorded.kind)
+    yield Finding(
+        precision=variant.precision,
+        check="certificate",
+        here=found.kind if found.kind == "exact" else f"{found.kind}, drift {found.max_drift:.2e}",
+        recorded=recorded.kind if recorded.kind == "exact" else f"{recorded.kind}, drift {recorded.max_drift:.2e}",
+        failure=f"recorded as {recorded.kind}, {found.kind} on {found.machine}" if worse else None,
+    )
+
+
+def _table(folder: Path, findings: list[Finding]) -> Table:
+    title = f"{folder.parent.name}/{folder.name} on ONNX Runtime {ort.__version__}"
+    table = Table("variant", "check", "here", "recorded", "", title=title)
+    for before, finding in zip([None, *findings], findings, strict=False):
+        if before is not None and before.precision != finding.precision:
+            table.add_section()
+        verdict = Text("holds", "green") if finding.failure is None else Text("FAILS", "bold red")
+        table.add_row(finding.precision, finding.check, finding.here, finding.recorded, verdict)
+    return table
