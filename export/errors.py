@@ -15,3 +15,9 @@ class SourceError(ExportError):
 
 class ProofError(ExportError):
     """A measured property does not hold: equality with the original, position-wise, parity or the certificate."""
+
+
+def first_line(cause: BaseException) -> str:
+    """Name a foreign exception in one line, for the message of ours."""
+    text = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {text[0]}" if text else type(cause).__name__

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from export.errors import ExportError
+from export.errors import ExportError, first_line
 
 
 def exportable_copy(module: nn.Module) -> nn.Module:
@@ -31,8 +31,19 @@ def exportable_copy(module: nn.Module) -> nn.Module:
     try:
         copied = copy.deepcopy(module, memo)
     except Exception as cause:
-        raise ExportError(f"{type(module).__name__} cannot be copied: {_first_line(cause)}") from cause
+        raise ExportError(f"{type(module).__name__} cannot be copied: {first_line(cause)}") from cause
     return copied.eval()
+
+
+@contextmanager
+def float64(module: nn.Module) -> Iterator[None]:
+    """Inside, all of `module` is float64, in place; before and after it is float32."""
+    cast_floats(module, torch.float64)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        cast_floats(module, torch.float32)
 
 
 @contextmanager
@@ -97,8 +108,3 @@ def _exportable(name: str, tensor: Tensor) -> Tensor:
             raise ExportError(f"{name} holds NaN or infinite values (in float32)")
         return nn.Parameter(moved, requires_grad=False)
     return moved
-
-
-def _first_line(cause: BaseException) -> str:
-    text = str(cause).strip().splitlines()
-    return f"{type(cause).__name__}: {text[0]}" if text else type(cause).__name__

@@ -28,6 +28,18 @@ ACTIVATIONS: Final[dict[str, tuple[Activation, bool]]] = {
 }
 
 
+def activation_name(activation: Activation) -> str:
+    """Name an elementwise callable: the one in `ACTIVATIONS` if it is there, else its own."""
+    if isinstance(activation, nn.GELU):
+        return "gelu_tanh" if activation.approximate == "tanh" else "gelu"
+    if isinstance(activation, nn.ReLU | nn.SiLU):
+        return "relu" if isinstance(activation, nn.ReLU) else "silu"
+    for name, (known, gated) in ACTIVATIONS.items():
+        if activation is known and not gated:
+            return name
+    return str(getattr(activation, "__name__", type(activation).__name__))
+
+
 class FFN(nn.Module):
     """`down(activation(up(x)))`, or `down(activation(gate(x)) * up(x))` for the gated names.
 
@@ -47,12 +59,16 @@ class FFN(nn.Module):
             ValueError: the activation's name is unknown.
         """
         super().__init__()
+        name = activation if isinstance(activation, str) else activation_name(activation)
         if isinstance(activation, str):
-            if activation not in ACTIVATIONS:
-                raise ValueError(f"activation {activation!r}: expected one of {', '.join(ACTIVATIONS)}")
-            self.activation, self.gated = ACTIVATIONS[activation]
+            if name not in ACTIVATIONS:
+                raise ValueError(f"activation {name!r}: expected one of {', '.join(ACTIVATIONS)}")
+            activation, gated = ACTIVATIONS[name]
         else:
-            self.activation, self.gated = activation, False
+            gated = False
+        self.activation_name = name
+        self.activation = activation
+        self.gated = gated
         self.up = nn.Linear(d, 2 * d_ff if self.gated else d_ff, bias=bias)
         self.down = nn.Linear(d_ff, d, bias=bias)
 

@@ -1,0 +1,66 @@
+"""What every adapter hands to the pipeline: a module on packed tokens and what is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from export.blocks import FFN, BlockStack, TransformerBlock
+from export.graph import Kind
+
+Float32 = npt.NDArray[np.float32]
+Sampler = Callable[[Sequence[int], np.random.Generator], Float32]  # seq_lens -> tokens (sum, d_in)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A module in eval mode, float32, on the CPU, that belongs to the exporter and may be changed in place."""
+
+    module: nn.Module
+    kind: Kind
+    d_in: int
+    layers: Sequence[nn.Module] = field(repr=False)  # upcast to float64 one at a time; together they hold every weight
+    depth: int | None  # FFNs or blocks in a row, which scales the error bar; None: derived from the matmuls
+    architecture: Mapping[str, str | int | float | bool]
+    proofs: Mapping[str, float] = field(default_factory=dict)  # what was proved in float64 -> largest relative error
+    sample: Sampler | None = None  # tokens as the module meets them; None: N(0, 1)
+
+
+def pack_ffn(ffn: FFN, proofs: Mapping[str, float]) -> Packed:
+    """Describe an FFN of our own."""
+    d = ffn.up.in_features
+    architecture: dict[str, str | int | float | bool] = {
+        "family": "ffn",
+        "d_ff": ffn.down.in_features,
+        "activation": ffn.activation_name,
+        "bias": ffn.up.bias is not None,
+    }
+    return Packed(ffn, "position-wise", d, [ffn], 1, architecture, proofs)
+
+
+def pack_stack(stack: BlockStack, family: str, proofs: Mapping[str, float] | None = None) -> Packed:
+    """Describe a stack of our own blocks; facts that differ between its blocks are left out."""
+    blocks = [block for block in stack.blocks if isinstance(block, TransformerBlock)]
+    facts = [_describe(block) for block in blocks]
+    common = {key: value for key, value in facts[0].items() if all(fact[key] == value for fact in facts)}
+    architecture = {"family": family, "layers": len(blocks), **common, "final_norm": stack.norm is not None}
+    layers = [*stack.blocks, *([] if stack.norm is None else [stack.norm])]
+    d = blocks[0].attention.qkv.in_features
+    return Packed(stack, "sequence", d, layers, len(blocks), architecture, proofs or {})
+
+
+def _describe(block: TransformerBlock) -> dict[str, str | int | float | bool]:
+    return {
+        "d_ff": block.ffn.down.in_features,
+        "heads": block.attention.num_heads,
+        "activation": block.ffn.activation_name,
+        "norm": type(block.norm1).__name__,
+        "norm_place": block.place,
+        "eps": float(getattr(block.norm1, "eps", None) or 0.0),
+        "bias": block.attention.qkv.bias is not None,
+        "causal": block.attention.causal,
+    }

@@ -1,0 +1,138 @@
+"""Parity of an ONNX file with its torch module, whose float64 answers are the reference.
+
+One layer of the module is float64 at a time. It opens no file and writes none: sessions and arrays only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+import torch
+
+from export.errors import ExportError, ProofError, first_line
+from export.packed import Float32, Packed
+from export.precision import float64_layer_by_layer
+from service.manifest import Parity, Precision
+
+Float64 = npt.NDArray[np.float64]
+
+TOKENS: Final = (1, 2, 7, 64, 257)
+RAGGED: Final = ((1, 1), (3, 7), (5, 1, 9, 2), (1,) * 16, (64, 1, 17, 40))
+
+ONE_LAYER: Final = 2e-6
+SIX_LAYERS: Final = 1e-5
+INT8_SQNR_DB: Final = 20.0  # below this the noise is a tenth of the signal: the weights do not suit 8 bits
+
+# Equal bits have no finite ratio; 1e-15 is below what float32 outputs can show.
+_SMALLEST: Final = 1e-15
+
+
+@dataclass(frozen=True)
+class Case:
+    """Tokens, how they divide into sequences, and the module's answer in float64."""
+
+    tokens: Float32  # (N, d_in)
+    seq_lens: tuple[int, ...]  # sum N; one entry for position-wise modules
+    reference: Float64  # (N, d_out)
+
+
+def fp32_bar(depth: int) -> float:
+    """Largest relative error allowed in float32: 2e-6 for one FFN or block, 1e-5 for six, linear between and beyond."""
+    return ONE_LAYER + (SIX_LAYERS - ONE_LAYER) * (max(depth, 1) - 1) / 5
+
+
+def reference_cases(packed: Packed, *, seed: int) -> list[Case]:
+    """Run the module in float64 on tokens of every shape in `TOKENS`, and of `RAGGED` for sequences.
+
+    The tokens are the adapter's sample of what the module meets, N(0, 1) where it has none.
+
+    Raises:
+        ExportError: the module fails, or answers with something that is not finite.
+    """
+    rng = np.random.default_rng(seed)
+    shapes: list[tuple[int, ...]] = [(n,) for n in TOKENS]
+    if packed.kind == "sequence":
+        shapes += RAGGED
+    cases = []
+    for seq_lens in shapes:
+        if packed.sample is None:
+            tokens = rng.standard_normal((sum(seq_lens), packed.d_in), dtype=np.float32)
+        else:
+            tokens = packed.sample(seq_lens, rng)
+        inputs = [torch.from_numpy(tokens).double()]
+        if packed.kind == "sequence":
+            inputs.append(torch.tensor(seq_lens))
+        try:
+            with float64_layer_by_layer(packed.layers):
+                reference: Float64 = packed.module(*inputs).numpy()
+        except Exception as cause:
+            raise ExportError(
+                f"the module failed on {list(seq_lens)} tokens in float64: {first_line(cause)}"
+            ) from cause
+        if not np.isfinite(reference).all():
+            raise ExportError(f"the module's answer to {list(seq_lens)} finite tokens is not finite")
+        cases.append(Case(tokens, seq_lens, reference))
+    return cases
+
+
+def measure(session: ort.InferenceSession, cases: Sequence[Case]) -> list[Parity]:
+    """Compare `session` with the references.
+
+    Raises:
+        ProofError: an output has the wrong shape or is not finite.
+    """
+    takes_seq_lens = "seq_lens" in {value.name for value in session.get_inputs()}
+    rows = []
+    for case in cases:
+        feeds: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = {"tokens": case.tokens}
+        if takes_seq_lens:
+            feeds["seq_lens"] = np.array(case.seq_lens, dtype=np.int64)
+        try:
+            out: Float32 = session.run(["out"], feeds)[0]
+        except Exception as cause:
+            raise ProofError(f"ONNX Runtime fails at {list(case.seq_lens)} tokens: {first_line(cause)}") from cause
+        if out.shape != case.reference.shape or out.dtype != np.float32:
+            raise ProofError(
+                f"out is {out.dtype} {out.shape} at {list(case.seq_lens)} tokens, expected float32 "
+                f"{case.reference.shape}"
+            )
+        error = relative_error(out, case.reference)
+        if not math.isfinite(error):
+            raise ProofError(f"out is not finite, or not zero where torch gives zero, at {list(case.seq_lens)} tokens")
+        sqnr = -20 * math.log10(max(error, _SMALLEST))
+        rows.append(Parity(seq_lens=list(case.seq_lens), relative_error=error, sqnr_db=sqnr))
+    return rows
+
+
+def relative_error(out: Float32, reference: Float64) -> float:
+    """||out - reference|| / ||reference|| over all rows; 0 where both are zero."""
+    noise = float(np.linalg.norm(out.astype(np.float64) - reference))
+    signal = float(np.linalg.norm(reference))
+    if signal == 0:
+        return 0.0 if noise == 0 else math.inf
+    return noise / signal
+
+
+def check(parity: Sequence[Parity], precision: Precision, depth: int) -> None:
+    """Hold `parity` against the bar of its precision.
+
+    Raises:
+        ProofError: names the worst shape, what was measured and what is allowed.
+    """
+    worst = max(parity, key=lambda row: row.relative_error)
+    if precision == "fp32" and worst.relative_error > fp32_bar(depth):
+        raise ProofError(
+            f"fp32: relative error {worst.relative_error:.2e} against torch in float64 at sequence lengths "
+            f"{worst.seq_lens}, allowed {fp32_bar(depth):.2e} for a depth of {depth}"
+        )
+    if precision == "int8" and worst.sqnr_db < INT8_SQNR_DB:
+        raise ProofError(
+            f"int8: SQNR {worst.sqnr_db:.1f} dB against torch in float64 at sequence lengths {worst.seq_lens}, "
+            f"required {INT8_SQNR_DB:.0f} dB: these weights do not suit 8 bits; export --precision fp32"
+        )

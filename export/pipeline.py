@@ -1,0 +1,252 @@
+"""The export from end to end: block, graph, quantize, lower, prove, write. One direction, no way around a proof.
+
+`export_module` is the door for programs; the command line and the demo use it and `export_packed`, like anyone else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version as package_version
+from pathlib import Path
+
+import onnx_ir as ir
+import onnxruntime as ort
+from torch import nn
+
+from export import parity
+from export.adapters.position_wise import pack_position_wise
+from export.adapters.row_proof import prove_rows_independent
+from export.adapters.torch_transformer import pack_encoder
+from export.blocks import FFN, BlockStack, TransformerBlock
+from export.bundle import check_free, check_name, new_bundle, write_reference
+from export.certify import certify, check_position_wise
+from export.errors import ExportError, ProofError
+from export.graph import to_graph, weight_flops, width_of_output
+from export.lower import lower_cpu
+from export.packed import Packed, pack_ffn, pack_stack
+from export.precision import exportable_copy, float64, parameter_count
+from export.quantize import count_quantized_matmuls, count_weight_matmuls, quantize_int8
+from export.report import report
+from export.scan import check_weights
+from service.cpu import cpu_quota
+from service.manifest import MANIFEST, REFERENCE, REPORT, Manifest, Precision, Variant, file_sha256
+from service.session import open_session, session_facts
+
+Progress = Callable[[str], None]
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
+_TOOLS = ("tokenslab", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
+_PROTOBUF_LIMIT = (1 << 31) - (1 << 20)  # a variant is one file, and protobuf stops at 2 GiB
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an export is asked for, apart from the module.
+
+    name: of the model, `[A-Za-z0-9][A-Za-z0-9._-]*`.
+    models: the repository; the bundle is `<models>/<name>/<version>/`.
+    precisions: variants to make.
+    default_precision: what `<name>` serves; None: int8 if it is made.
+    overwrite: replace the version if it exists.
+    allow_inexact: write variants whose certificate is not exact; the service will not pack those by default.
+    seed: of every random input.
+    """
+
+    name: str
+    models: Path = Path("models")
+    version: int = 1
+    precisions: Sequence[Precision] = PRECISIONS
+    default_precision: Precision | None = None
+    overwrite: bool = False
+    allow_inexact: bool = False
+    seed: int = 0
+
+    def default(self) -> Precision:
+        """The precision that the bare name serves."""
+        return self.default_precision or ("int8" if "int8" in self.precisions else self.precisions[0])
+
+    def check(self) -> None:
+        """Raise ExportError for what can be refused before any work."""
+        check_name(self.name)
+        if not self.precisions or len(set(self.precisions)) != len(self.precisions):
+            raise ExportError(f"precisions {list(self.precisions)}: expected one or more, each once")
+        if self.default() not in self.precisions:
+            raise ExportError(f"default precision {self.default()} is not among {', '.join(self.precisions)}")
+        check_free(self.models, self.name, self.version, overwrite=self.overwrite)
+
+
+def export_module(
+    module: nn.Module,
+    options: Options,
+    *,
+    d: int | None = None,
+    causal: bool = False,
+    source: Mapping[str, str] | None = None,
+    progress: Progress = lambda step: None,
+) -> Path:
+    """Export any module; it is not changed, and may be in any mode, dtype and device.
+
+    nn.TransformerEncoder, nn.TransformerEncoderLayer and this package's blocks become packed blocks; anything else is
+    exported as position-wise if it proves to be.
+
+    Args:
+        module: what to export.
+        options: name, place and precisions of the bundle.
+        d: width of a token; needed where the module has no nn.Linear or nn.Conv1d to take it from.
+        causal: whether an encoder's tokens attend to earlier ones only.
+        source: where the weights came from, for the manifest.
+        progress: called with one line before each step.
+
+    Returns:
+        The bundle's folder.
+
+    Raises:
+        ExportError: why nothing was written.
+    """
+    options.check()
+    progress(f"Read {type(module).__name__} and prove its packed form in float64")
+    packed = pack(module, d=d, causal=causal, seed=options.seed)
+    return export_packed(packed, options, source=source or {"class": _qualified_name(module)}, progress=progress)
+
+
+def pack(module: nn.Module, *, d: int | None = None, causal: bool = False, seed: int = 0) -> Packed:
+    """Copy `module` and give it the packed form of its family, proved equal to it; see `export_module`."""
+    copied = exportable_copy(module)
+    if isinstance(copied, nn.TransformerEncoder | nn.TransformerEncoderLayer):
+        return pack_encoder(copied, causal=causal, seed=seed)
+    if type(copied) in (BlockStack, TransformerBlock):
+        stack = copied if isinstance(copied, BlockStack) else BlockStack([copied])
+        if causal and not all(isinstance(b, TransformerBlock) and b.attention.causal for b in stack.blocks):
+            raise ExportError("causal: these blocks say for themselves whether they are; make them with causal=True")
+        return pack_stack(stack, "transformer")
+    if causal:
+        raise ExportError(
+            f"causal: {type(module).__name__} is not an nn.TransformerEncoder or nn.TransformerEncoderLayer"
+        )
+    if type(copied) is FFN:
+        with float64(copied):
+            error = prove_rows_independent(copied, copied.up.in_features, seed)
+        return pack_ffn(copied, {"rows are independent": error})
+    return pack_position_wise(copied, d=d, seed=seed)
+
+
+def export_packed(
+    packed: Packed, options: Options, *, source: Mapping[str, str], progress: Progress = lambda step: None
+) -> Path:
+    """Export what an adapter made; see `export_module`."""
+    options.check()
+    progress("Export the graph")
+    graph = to_graph(packed.module, packed.kind, packed.d_in)
+    check_weights(graph)
+    matmuls = count_weight_matmuls(graph)
+    if packed.depth is None:  # an FFN is two matmuls
+        packed = replace(packed, depth=max(1, (matmuls + 1) // 2))
+    parameters = parameter_count(packed.module)
+    if not parameters:
+        raise ExportError(f"{type(packed.module).__name__} has no weights: there is nothing to serve")
+
+    progress("Compute the float64 reference, one layer at a time")
+    cases = parity.reference_cases(packed, seed=options.seed)
+    final = options.models / options.name / str(options.version)
+    with new_bundle(options.models, options.name, options.version, overwrite=options.overwrite) as folder:
+        variants = _variants(graph, packed, options, cases, folder, progress)
+        progress("Write the manifest")
+        write_reference(folder / REFERENCE, cases)
+        manifest = Manifest(
+            name=options.name,
+            version=options.version,
+            kind=packed.kind,
+            d_in=packed.d_in,
+            d_out=width_of_output(graph),
+            default_precision=options.default(),
+            parameters=parameters,
+            flops_per_token=weight_flops(graph),
+            architecture={**packed.architecture, "weight_matmuls": matmuls},
+            source={
+                **source,
+                "parity_tokens": "N(0, 1)" if packed.sample is None else "embedded random token ids",
+                "parity_seed": str(options.seed),
+            },
+            tools={name: package_version(name) for name in _TOOLS},
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            reference_sha256=file_sha256(folder / REFERENCE),
+            variants=variants,
+        )
+        (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        text = report(manifest, packed.proofs, parity.fp32_bar(packed.depth or 1))
+        (folder / REPORT).write_text(text, encoding="utf-8")
+    return final
+
+
+def _variants(
+    graph: ir.Model,
+    packed: Packed,
+    options: Options,
+    cases: Sequence[parity.Case],
+    folder: Path,
+    progress: Progress,
+) -> list[Variant]:
+    """Make and prove each variant in `folder`. The float file is always made: int8 is held against its NaN rows."""
+    threads = cpu_quota()
+    made: list[Variant] = []
+    fp32: ort.InferenceSession | None = None
+    for precision in PRECISIONS:
+        if precision != "fp32" and precision not in options.precisions:
+            continue
+        progress(f"{precision}: write the graph, compare with torch, certify")
+        model = quantize_int8(graph) if precision == "int8" else graph.clone()
+        lower_cpu(model)
+        path = folder / f"{precision}-cpu.onnx"
+        _save(model, path)
+        session = open_session(path, "cpu", threads)
+        rows = parity.measure(session, cases)
+        parity.check(rows, precision, packed.depth or 1)
+        if packed.kind == "position-wise":
+            check_position_wise(session, packed.d_in, seed=options.seed)
+        certificate = certify(
+            session,
+            packed.kind,
+            packed.d_in,
+            seed=options.seed,
+            facts=session_facts(threads),
+            fp32=fp32,
+            other_threads=open_session(path, "cpu", 1 if threads > 1 else 2),
+        )
+        if certificate.kind != "exact" and not options.allow_inexact:
+            failed = ", ".join(name for name, same in certificate.checks.items() if not same)
+            raise ProofError(
+                f"{precision}: the certificate is {certificate.kind!r}, not 'exact': results differ by up to "
+                f"{certificate.max_drift:.1e} in: {failed}; --allow-inexact writes it all the same"
+            )
+        if precision == "fp32":
+            fp32 = session
+        if precision not in options.precisions:
+            path.unlink()
+            continue
+        made.append(
+            Variant(
+                precision=precision,
+                provider="cpu",
+                file=path.name,
+                sha256=file_sha256(path),
+                bytes=path.stat().st_size,
+                quantized_matmuls=count_quantized_matmuls(model),
+                float_matmuls=count_weight_matmuls(model),
+                parity=rows,
+                certificate=certificate,
+            )
+        )
+    return made
+
+
+def _save(model: ir.Model, path: Path) -> None:
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    if size > _PROTOBUF_LIMIT:
+        raise ExportError(f"{path.name}: {size:,} bytes of weights; one ONNX file holds 2 GiB: export fewer layers")
+    ir.save(model, path)
+
+
+def _qualified_name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"

@@ -1,0 +1,88 @@
+"""A bundle's manifest as a page for people: `report.md`. Pure text, no measurement of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from service.manifest import Manifest, Variant
+
+
+def report(manifest: Manifest, proofs: Mapping[str, float], fp32_bar: float) -> str:
+    """Render `manifest`, what was proved in float64 (largest relative errors), and the fp32 bar, as Markdown."""
+    m = manifest
+    facts = [
+        ("kind", m.kind),
+        ("tokens -> out", f"(N, {m.d_in}) -> (N, {m.d_out}), float32"),
+        ("parameters", f"{m.parameters:,}"),
+        ("FLOPs per token", f"{m.flops_per_token:,} (weight matmuls)"),
+        ("default precision", m.default_precision),
+        *((key, str(value)) for key, value in m.architecture.items()),
+        *((f"source: {key}", value) for key, value in m.source.items()),
+        *((f"made with {key}", value) for key, value in m.tools.items()),
+        ("created", m.created),
+    ]
+    parts = [f"# {m.name}, version {m.version}", _table(("", ""), facts)]
+    if proofs:
+        rows = [(name, f"{error:.1e}") for name, error in proofs.items()]
+        parts += ["## Proved in torch, float64", _table(("property", "largest relative error"), rows)]
+    parts += ["## Variants", _variants(m.variants)]
+    parts += [
+        "## Parity with torch in float64",
+        f"fp32 must stay within a relative error of {fp32_bar:.1e}; int8 is held to its SQNR.",
+        _parity(m.variants),
+        "## Certificate: a token's result against its batch neighbours",
+        _certificates(m.variants),
+    ]
+    for variant in m.variants:
+        certificate = variant.certificate
+        options = ", ".join(f"{key}={value}" for key, value in certificate.session.items())
+        parts.append(
+            f"{variant.precision}: measured on {certificate.machine or 'an unnamed processor'} with {options}."
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _variants(variants: Sequence[Variant]) -> str:
+    header = ("precision", "provider", "file", "bytes", "matmuls int8", "matmuls float", "worst error", "worst SQNR dB")
+    rows = [
+        (
+            v.precision,
+            v.provider,
+            v.file,
+            f"{v.bytes:,}",
+            str(v.quantized_matmuls),
+            str(v.float_matmuls),
+            f"{max(row.relative_error for row in v.parity):.2e}",
+            f"{min(row.sqnr_db for row in v.parity):.1f}",
+        )
+        for v in variants
+    ]
+    return _table(header, rows)
+
+
+def _parity(variants: Sequence[Variant]) -> str:
+    header = ["sequence lengths"]
+    for v in variants:
+        header += [f"{v.precision} relative error", f"{v.precision} SQNR dB"]
+    rows = []
+    for same_shape in zip(*(v.parity for v in variants), strict=True):
+        row = [" ".join(map(str, same_shape[0].seq_lens))]
+        for parity in same_shape:
+            row += [f"{parity.relative_error:.2e}", f"{parity.sqnr_db:.1f}"]
+        rows.append(row)
+    return _table(header, rows)
+
+
+def _certificates(variants: Sequence[Variant]) -> str:
+    names = list(dict.fromkeys(name for v in variants for name in v.certificate.checks))
+    words = {True: "same bits", False: "DIFFERS", None: "-"}
+    rows = [[name, *(words[v.certificate.checks.get(name)] for v in variants)] for name in names]
+    rows.append(["rows compared", *(f"{v.certificate.rows:,}" for v in variants)])
+    rows.append(["largest drift", *(f"{v.certificate.max_drift:.1e}" for v in variants)])
+    rows.append(["**certificate**", *(f"**{v.certificate.kind}**" for v in variants)])
+    return _table(["comparison", *(v.precision for v in variants)], rows)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
