@@ -32,7 +32,7 @@ MAX_INNER: Final = (2**31 - 1) // (255 * 255)
 # VNNI, uint8 x uint8 is exact on all. `tiny` (the smallest normal float32) keeps the division defined for rows of
 # zeros. ReduceMax and the casts swallow NaN, so `guard`, 0 or NaN, carries it (and Inf) to the row's output scale. Its
 # mean overflows for rows beyond about 1e35, which then give NaN rather than a number.
-_FUNCTION: Final = f"""
+FUNCTION: Final = f"""
 <opset_import: ["": OPSET, "com.microsoft": 1], domain: "{DOMAIN}">
 {OPERATOR} (x, weight, scales, column_sums) => (y)
 {{
@@ -103,7 +103,7 @@ def quantize_int8(model: ir.Model) -> ir.Model:
     if opset < MIN_OPSET:
         raise ExportError(f"int8: the graph has opset {opset}, QuantizeLinear per row needs {MIN_OPSET}")
     # ONNX Runtime wants one version of the standard operators in a file.
-    function = ir.serde.deserialize_function(onnx.parser.parse_function(_FUNCTION.replace("OPSET", str(opset))))
+    function = ir.serde.deserialize_function(onnx.parser.parse_function(FUNCTION.replace("OPSET", str(opset))))
     model.functions[function.identifier()] = function
     for domain in (DOMAIN, "com.microsoft"):
         model.opset_imports.setdefault(domain, 1)

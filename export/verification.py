@@ -62,7 +62,7 @@ def register(app: typer.Typer) -> None:
         bundle: Annotated[Path, typer.Argument(help="models/<name>/<version>, or models/<name> for the latest")],
         provider: Annotated[Provider, typer.Option(help="Execution provider: exactly this one")] = "cpu",
         threads: Annotated[
-            int | None, typer.Option(min=1, help="ONNX Runtime threads [default: the CPU quota]")
+            int | None, typer.Option(min=1, help="ONNX Runtime threads (default: the CPU quota)")
         ] = None,
         seed: Annotated[int, typer.Option(min=0, help="Seed of the random rows; another one tries others")] = 0,
     ) -> None:
@@ -173,7 +173,7 @@ def _permutation(variant: Variant, session: ort.InferenceSession, d_in: int, see
         check_position_wise(session, d_in, seed=seed)
     except ProofError as error:
         failure = str(error)
-    return Finding(variant.precision, "rows permuted", "bit-equal" if failure is None else "differs", "", failure)
+    return Finding(variant.precision, "rows permuted", "holds" if failure is None else "differs", "", failure)
 
 
 def _certificate(
@@ -198,8 +198,8 @@ def _certificate(
         yield Finding(
             precision=variant.precision,
             check=f"{comparison.name} ({comparison.rows} rows)",
-            here="bit-equal" if held else f"drift {comparison.drift:.2e}",
-            recorded="" if claimed is None else "bit-equal" if claimed else "differs",
+            here="holds" if held else f"drift {comparison.drift:.2e}",
+            recorded="" if claimed is None else "holds" if claimed else "differs",
             failure=comparison.counter_example if recorded.kind == "exact" else None,
         )
     found = conclude(comparisons, session_facts(threads))

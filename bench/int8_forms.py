@@ -1,0 +1,231 @@
+"""What each form of the int8 matmul costs: the measurement behind the function that export/quantize.py writes.
+
+`python -m bench.int8_forms`: an FFN 768/3072 with GELU, every form in one process, one thread, CPU time of that thread,
+forms interleaved, the minimum of many rounds. Ratios over the same FFN in fp32; absolute times are the machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+from onnx import numpy_helper
+from rich.console import Console
+from rich.table import Table
+
+from export.quantize import DOMAIN, FUNCTION, OPERATOR, quantize_int8  # noqa: TID251  what export writes is measured
+from service.session import open_session
+
+Array = npt.NDArray[np.generic]
+
+D: Final = 768
+D_FF: Final = 3072
+OPSET: Final = 21
+ROWS: Final = (1, 16, 64, 256, 1024)
+
+_CORRECTION: Final = """
+  offset = Mul (zero_point, column_sums)
+  centred = Sub (product, offset)
+  y = Mul (centred, guarded_scale)
+"""
+_GUARD: Final = "  guarded_scale = Add (scale, guard)\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The shipped function with parts of its text replaced, and what has to become of its weights."""
+
+    name: str
+    replaced: Mapping[str, str]
+    weights: Callable[[dict[str, Array]], dict[str, Array]] | None = None
+
+
+def extra_rows(arrays: dict[str, Array]) -> dict[str, Array]:
+    """Append rows to the weights that bring every column's sum to zero; `column_sums` becomes their count."""
+    centred = arrays["int8"].astype(np.int64) - 128
+    left = -centred.sum(axis=0)
+    count = -(-int(np.abs(left).max()) // 127)
+    rows = []
+    for _ in range(count):
+        rows.append(np.clip(left, -127, 127))
+        left = left - rows[-1]
+    stacked = np.concatenate([centred, np.array(rows)])
+    return {**arrays, "int8": (stacked + 128).astype(np.uint8), "column_sums": np.array([1, count], np.int64)}
+
+
+FORMS: Final = (
+    Form("shipped: Mul, Sub, Mul", {}),
+    Form(
+        "scale first: Mul, Mul, Sub",
+        {
+            _CORRECTION: """
+  scaled = Mul (product, guarded_scale)
+  row_offset = Mul (zero_point, guarded_scale)
+  offset = Mul (row_offset, column_sums)
+  y = Sub (scaled, offset)
+"""
+        },
+    ),
+    Form(
+        "rank-1 Gemm onto the product, Mul",
+        {
+            _CORRECTION: """
+  centred = Gemm <alpha = -1.0> (zero_point, column_sums, product)
+  y = Mul (centred, guarded_scale)
+"""
+        },
+    ),
+    Form(
+        "zero point as extra columns, Mul",
+        {
+            "(q, weight,": "(wide, weight,",
+            "  product =": """
+  byte_zero_point = Cast <to = 2> (zero_point)
+  repeated = Expand (byte_zero_point, column_sums)
+  wide = Concat <axis = 1> (q, repeated)
+  product =""",
+            _CORRECTION: "\n  y = Mul (product, guarded_scale)\n",
+        },
+        extra_rows,
+    ),
+    Form("without the NaN guard", {_GUARD: "  guarded_scale = Identity (scale)\n"}),
+    Form("without the correction (wrong)", {_CORRECTION: "\n  y = Mul (product, guarded_scale)\n"}),
+)
+
+
+def random_ffn(seed: int) -> ir.Model:
+    """gelu(tokens W1 + b1) W2 + b2 with N(0, 1/fan_in) weights."""
+    rng = np.random.default_rng(seed)
+    shapes = {"w1": (D, D_FF), "b1": (D_FF,), "w2": (D_FF, D), "b2": (D,)}
+    arrays = {n: (rng.standard_normal(s) / np.sqrt(s[0])).astype(np.float32) for n, s in shapes.items()}
+    return _model(
+        "h = MatMul (tokens, w1)\n i = Add (h, b1)\n a = Gelu (i)\n o = MatMul (a, w2)\n out = Add (o, b2)",
+        f"float[tokens, {D}] tokens",
+        arrays,
+    )
+
+
+def with_form(quantized: ir.Model, form: Form) -> ir.Model:
+    """`quantized` with its function, and weights if need be, replaced by those of `form`."""
+    text = FUNCTION.replace("OPSET", str(OPSET))
+    for old, new in form.replaced.items():
+        if text.count(old) != 1:
+            raise ValueError(f"form {form.name!r}: {old!r} is not once in the shipped function")
+        text = text.replace(old, new)
+    model = quantized.clone()
+    function = ir.serde.deserialize_function(onnx.parser.parse_function(text))
+    model.functions[function.identifier()] = function
+    if form.weights is not None:
+        for call in [node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, OPERATOR)]:
+            _exchange(model.graph, call, form.weights)
+    return model
+
+
+def _exchange(graph: ir.Graph, call: ir.Node, weights: Callable[[dict[str, Array]], dict[str, Array]]) -> None:
+    values = dict(zip(("int8", "scales", "column_sums"), call.inputs[1:], strict=True))
+    tensors = {key: value.const_value for key, value in values.items() if value is not None}
+    arrays = weights({key: tensor.numpy() for key, tensor in tensors.items() if tensor is not None})
+    for index, (key, old) in enumerate(values.items(), start=1):
+        assert old is not None
+        new = ir.val(f"{old.name}.form", const_value=ir.tensor(arrays[key], name=f"{old.name}.form"))
+        call.replace_input_with(index, new)
+        del graph.initializers[str(old.name)]
+        graph.register_initializer(new)
+
+
+def bare_gemms(quantized: ir.Model, dtype: str) -> ir.Model:
+    """The two integer matmuls alone, on activations that are uint8 already: what no form can beat here."""
+    arrays: dict[str, Array] = {"one": np.array(1, np.float32), "zero": np.array(0, np.uint8)}
+    for name in ("w1", "w2"):
+        weight, scales = (quantized.graph.initializers[f"{name}.{part}"].const_value for part in ("int8", "scales"))
+        assert weight is not None
+        assert scales is not None
+        arrays[name] = weight.numpy() if dtype == "uint8" else (weight.numpy().astype(np.int16) - 128).astype(np.int8)
+        arrays[f"{name}s"] = scales.numpy()
+    arrays["weight_zero"] = np.array(128, np.uint8) if dtype == "uint8" else np.array(0, np.int8)
+    body = """
+        inner = com.microsoft.MatMulIntegerToFloat (tokens, w1, one, w1s, zero, weight_zero)
+        out = com.microsoft.MatMulIntegerToFloat (hidden, w2, one, w2s, zero, weight_zero)
+    """
+    return _model(body, f"uint8[tokens, {D}] tokens, uint8[tokens, {D_FF}] hidden", arrays, "float[tokens, m] inner, ")
+
+
+def _model(body: str, inputs: str, arrays: Mapping[str, Array], outputs: str = "") -> ir.Model:
+    header = f'<ir_version: 10, opset_import: ["": {OPSET}, "com.microsoft": 1]>'
+    parsed = onnx.parser.parse_model(f"{header} ffn ({inputs}) => ({outputs}float[tokens, n] out) {{ {body} }}")
+    parsed.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in arrays.items())
+    return ir.from_proto(onnx.shape_inference.infer_shapes(parsed))
+
+
+def feeds(session: ort.InferenceSession, rows: int, rng: np.random.Generator) -> dict[str, Array]:
+    """Random inputs of `rows` rows, in the types and widths that `session` takes."""
+    made: dict[str, Array] = {}
+    for value in session.get_inputs():
+        shape = (rows, value.shape[1])
+        real = rng.standard_normal(shape, dtype=np.float32)
+        made[value.name] = real if value.type == "tensor(float)" else rng.integers(0, 256, shape).astype(np.uint8)
+    return made
+
+
+def measure(sessions: Mapping[str, ort.InferenceSession], rows: int, seconds: float) -> dict[str, float]:
+    """Least CPU seconds of one run of `rows` rows for each session, taken in turns for about `seconds`."""
+    rng = np.random.default_rng(rows)
+    inputs = {name: feeds(session, rows, rng) for name, session in sessions.items()}
+    best = dict.fromkeys(sessions, float("inf"))
+    repeats = max(1, 32 // rows)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for name, session in sessions.items():
+            began = time.thread_time()
+            for _ in range(repeats):
+                session.run(None, inputs[name])
+            best[name] = min(best[name], (time.thread_time() - began) / repeats)
+    return best
+
+
+def main() -> None:
+    """Measure all forms and print CPU time of fp32 over that of each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--seconds", type=float, default=20, help="for each number of rows")
+    arguments = parser.parse_args()
+
+    fp32 = random_ffn(seed=0)
+    quantized = quantize_int8(fp32)
+    models = {"fp32": fp32, **{form.name: with_form(quantized, form) for form in FORMS}}
+    models |= {f"bare matmuls, uint8 x {dtype}": bare_gemms(quantized, dtype) for dtype in ("uint8", "int8")}
+    with tempfile.TemporaryDirectory() as folder:
+        sessions = {}
+        for index, (name, model) in enumerate(models.items()):
+            path = Path(folder) / f"{index}.onnx"
+            ir.save(model, path)
+            sessions[name] = open_session(path, "cpu", threads=1)
+        tokens = feeds(sessions["fp32"], 64, np.random.default_rng(1))
+        reference = sessions["fp32"].run(["out"], tokens)[0].astype(np.float64)
+        table = Table("form", "SQNR dB", *(f"{rows} rows" for rows in arguments.rows))
+        times = {rows: measure(sessions, rows, arguments.seconds) for rows in arguments.rows}
+        table.add_row("fp32, us a row", "", *(f"{times[rows]['fp32'] / rows * 1e6:.0f}" for rows in arguments.rows))
+        for name, session in sessions.items():
+            if name == "fp32":
+                continue
+            quality = ""
+            if not name.startswith("bare"):
+                noise = session.run(["out"], tokens)[0] - reference
+                quality = f"{10 * np.log10((reference**2).sum() / (noise**2).sum()):.1f}"
+            ratios = [f"{times[rows]['fp32'] / times[rows][name]:.3f}" for rows in arguments.rows]
+            table.add_row(name, quality, *ratios)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
