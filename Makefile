@@ -40,3 +40,7 @@ check: .venv/.ready ## ruff, ruff format and mypy --strict
 format: .venv/.ready ## Format and apply ruff's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+.PHONY: bench
+bench: .venv/.ready ## The service against the same graph in-process: ratios, and the bars they must reach
+	$(BIN)/tokenslab bench run --check --out build/bench.json
