@@ -1,0 +1,267 @@
+"""`tokenslab export`: flags to `export.pipeline`. torch is imported when a command runs, not for `--help`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from service.errors import TokenslabError
+from service.manifest import Precision, file_sha256
+
+if TYPE_CHECKING:
+    from export.pipeline import Options, Progress
+
+
+class Choice(StrEnum):
+    """`Precision` as an enumeration: typer takes no list of literals."""
+
+    FP32 = "fp32"
+    INT8 = "int8"
+
+
+Name = Annotated[str, typer.Option(help="Name of the model: letters, digits, '.', '_', '-'")]
+Models = Annotated[Path, typer.Option(help="Model repository; the bundle is MODELS/NAME/VERSION")]
+Version = Annotated[int, typer.Option(help="Version to write", min=1)]
+Precisions = Annotated[list[Choice] | None, typer.Option(help="fp32 or int8, repeatable (default: both)")]
+DefaultPrecision = Annotated[
+    Precision | None,
+    typer.Option(help="What NAME itself serves; NAME-fp32 and NAME-int8 are there too (default: int8 if made)"),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the version if it exists")]
+AllowInexact = Annotated[
+    bool, typer.Option("--allow-inexact", help="Write variants whose results depend on the batch in the last bits")
+]
+Seed = Annotated[int, typer.Option(help="Seed of every random number", min=0)]
+Causal = Annotated[bool, typer.Option("--causal", help="Tokens attend to earlier ones only")]
+Init = Annotated[Literal["linear", "normal"], typer.Option(help="nn.Linear's default, or N(0, 1/fan_in)")]
+Bias = Annotated[bool, typer.Option(help="Biases in projections and norms")]
+Width = Annotated[int, typer.Option("--d", help="Width of a token", min=1)]
+Hidden = Annotated[int, typer.Option("--d-ff", help="Hidden units of the FFN", min=1)]
+Act = Annotated[str, typer.Option(help="relu, gelu, gelu_tanh, silu, or gated: swiglu, geglu, geglu_tanh")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `export` and its commands to the console script."""
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Turn a torch module into a bundle: export, quantize, prove, and only then write.",
+        epilog="Example: tokenslab export random ffn --d 768 --d-ff 3072 --name trial",
+    )
+    trials = typer.Typer(no_args_is_help=True, help="A randomly initialised FFN or block, for trials.")
+    group.command(
+        epilog="Examples: tokenslab export module nets.py:make_ffn --name ffn; "
+        "tokenslab export module package.nets:Encoder --name encoder --causal"
+    )(module)
+    group.command(epilog="Example: tokenslab export bert model.safetensors config.json --layers 0:6 --name minilm")(
+        bert
+    )
+    trials.command(epilog="Example: tokenslab export random ffn --d 64 --d-ff 256 --name demo-ffn")(ffn)
+    trials.command(
+        epilog="Example: tokenslab export random block --d 64 --heads 4 --d-ff 256 --layers 2 --name demo-block"
+    )(block)
+    group.add_typer(trials, name="random")
+    app.add_typer(group, name="export")
+
+
+def module(
+    target: Annotated[str, typer.Argument(help="path/to/file.py:factory or package.module:factory; its code is run")],
+    name: Name,
+    models: Models = Path("models"),
+    version: Version = 1,
+    precision: Precisions = None,
+    default_precision: DefaultPrecision = None,
+    overwrite: Overwrite = False,
+    allow_inexact: AllowInexact = False,
+    seed: Seed = 0,
+    d: Annotated[int | None, typer.Option(help="Width of a token (default: that of the first Linear)", min=1)] = None,
+    causal: Causal = False,
+) -> None:
+    """Export a module of your own: the factory returns an nn.Module.
+
+    nn.TransformerEncoderLayer and nn.TransformerEncoder become packed blocks; anything else is exported as
+    position-wise if it proves to be.
+    """
+
+    def work(progress: Progress) -> Path:
+        from export.factory import load_module
+        from export.pipeline import export_module
+
+        options = _options(name, models, version, precision, default_precision, overwrite, allow_inexact, seed)
+        options.check()
+        if os.getcwd() not in sys.path:  # as `python -m` has it: package.module is looked for here first
+            sys.path.insert(0, os.getcwd())
+        progress(f"Load {target}")
+        made = load_module(target)
+        source = {"factory": target, "class": f"{type(made).__module__}.{type(made).__qualname__}"}
+        file = Path(target.rpartition(":")[0])
+        if file.is_file():
+            source["factory_sha256"] = file_sha256(file)
+        return export_module(made, options, d=d, causal=causal, source=source, progress=progress)
+
+    _run(work)
+
+
+def bert(
+    weights: Annotated[Path, typer.Argument(help="model.safetensors")],
+    config: Annotated[Path, typer.Argument(help="its config.json")],
+    name: Name,
+    layers: Annotated[str | None, typer.Option(help="A range, such as 0:6, or one index (default: all)")] = None,
+    models: Models = Path("models"),
+    version: Version = 1,
+    precision: Precisions = None,
+    default_precision: DefaultPrecision = None,
+    overwrite: Overwrite = False,
+    allow_inexact: AllowInexact = False,
+    seed: Seed = 0,
+) -> None:
+    """Export encoder layers of a BERT-family model as one stack: hidden states in, hidden states out."""
+
+    def work(progress: Progress) -> Path:
+        from export.adapters.bert import pack_bert
+        from export.pipeline import export_packed
+
+        options = _options(name, models, version, precision, default_precision, overwrite, allow_inexact, seed)
+        options.check()
+        progress(f"Read {weights}")
+        packed = pack_bert(weights, config, layers=layers)
+        source = {
+            "weights": weights.name,
+            "weights_sha256": file_sha256(weights),
+            "config_sha256": file_sha256(config),
+            "layers": layers or "all",
+        }
+        return export_packed(packed, options, source=source, progress=progress)
+
+    _run(work)
+
+
+def ffn(
+    name: Name,
+    d: Width,
+    d_ff: Hidden,
+    activation: Act = "gelu",
+    bias: Bias = True,
+    init: Init = "linear",
+    models: Models = Path("models"),
+    version: Version = 1,
+    precision: Precisions = None,
+    default_precision: DefaultPrecision = None,
+    overwrite: Overwrite = False,
+    allow_inexact: AllowInexact = False,
+    seed: Seed = 0,
+) -> None:
+    """Export a random position-wise FFN: the same dimensions and seed give the same weights."""
+
+    def work(progress: Progress) -> Path:
+        from export.adapters.random_weights import random_ffn
+        from export.pipeline import export_module
+
+        options = _options(name, models, version, precision, default_precision, overwrite, allow_inexact, seed)
+        made = random_ffn(d, d_ff, activation=activation, bias=bias, init=init, seed=seed)
+        return export_module(made, options, source=_random_source(init, seed), progress=progress)
+
+    _run(work)
+
+
+def block(
+    name: Name,
+    d: Width,
+    heads: Annotated[int, typer.Option(help="Attention heads; they divide d", min=1)],
+    d_ff: Hidden,
+    layers: Annotated[int, typer.Option(help="Blocks in the stack", min=1)] = 1,
+    norm_place: Annotated[Literal["post", "pre"], typer.Option(help="Norm after the residual, or before")] = "post",
+    norm: Annotated[Literal["layernorm", "rmsnorm"], typer.Option(help="Kind of norm")] = "layernorm",
+    eps: Annotated[float, typer.Option(help="Of the norms", min=0.0)] = 1e-5,
+    activation: Act = "gelu",
+    bias: Bias = True,
+    causal: Causal = False,
+    init: Init = "linear",
+    models: Models = Path("models"),
+    version: Version = 1,
+    precision: Precisions = None,
+    default_precision: DefaultPrecision = None,
+    overwrite: Overwrite = False,
+    allow_inexact: AllowInexact = False,
+    seed: Seed = 0,
+) -> None:
+    """Export a random stack of Transformer blocks: the same dimensions and seed give the same weights."""
+
+    def work(progress: Progress) -> Path:
+        from export.adapters.random_weights import random_stack
+        from export.pipeline import export_module
+
+        options = _options(name, models, version, precision, default_precision, overwrite, allow_inexact, seed)
+        made = random_stack(
+            d,
+            heads,
+            d_ff,
+            layers=layers,
+            place=norm_place,
+            norm=norm,
+            eps=eps,
+            activation=activation,
+            bias=bias,
+            causal=causal,
+            init=init,
+            seed=seed,
+        )
+        return export_module(made, options, source=_random_source(init, seed), progress=progress)
+
+    _run(work)
+
+
+def _options(
+    name: str,
+    models: Path,
+    version: int,
+    precision: list[Choice] | None,
+    default_precision: Precision | None,
+    overwrite: bool,
+    allow_inexact: bool,
+    seed: int,
+) -> Options:
+    from export.pipeline import PRECISIONS, Options
+
+    return Options(
+        name=name,
+        models=models,
+        version=version,
+        precisions=tuple(choice.value for choice in precision) if precision else PRECISIONS,
+        default_precision=default_precision,
+        overwrite=overwrite,
+        allow_inexact=allow_inexact,
+        seed=seed,
+    )
+
+
+def _random_source(init: str, seed: int) -> dict[str, str]:
+    return {"random": "nn.Linear's default" if init == "linear" else "N(0, 1/fan_in)", "seed": str(seed)}
+
+
+def _run(work: Callable[[Progress], Path]) -> None:
+    """Run `work` with its steps on stderr and its bundle on stdout; a fault of ours is one line and exit code 1."""
+    console = Console(stderr=True, highlight=False)
+    started = time.monotonic()
+    with console.status("Load torch") as status:
+
+        def progress(step: str) -> None:
+            console.print(f"{time.monotonic() - started:6.1f} s  {step}", soft_wrap=True, markup=False)
+            status.update(escape(step))
+
+        try:
+            folder = work(progress)
+        except TokenslabError as error:
+            status.stop()
+            typer.echo(f"tokenslab export: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(1) from None
+        progress("Done: tokenslab inspect shows the bundle, report.md has every number")
+    typer.echo(folder)
