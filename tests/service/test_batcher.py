@@ -1,0 +1,380 @@
+"""The batcher on a fake engine and an injected clock: what shares a window, who is refused, who is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.batcher import Answer, Batcher, Bounds, ClientGone
+from service.engine import Window
+from service.errors import DeadlineExceeded, EngineFailed, QueueFull, TooLarge
+from service.metrics import Metrics
+from service.packing import Float32, Int64, Limits, pack
+
+D = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Doubler:
+    """out = 2 x tokens."""
+
+    label: str = "doubler"
+    slab: Float32 = field(default_factory=lambda: np.empty((64, D), np.float32))
+    limits: Limits = field(default_factory=lambda: Limits(64))
+
+    def run(self, tokens: Float32, seq_lens: Int64 | None) -> Float32:
+        assert seq_lens is None or seq_lens.sum() == len(tokens)
+        return tokens * 2
+
+
+@dataclass
+class Client:
+    disconnected: bool = False
+
+
+class ManualEngine:
+    """Keeps windows until the test lets one run."""
+
+    def __init__(self) -> None:
+        self.windows: list[Window] = []
+        self.arrived = asyncio.Event()
+
+    def submit(self, window: Window) -> None:
+        self.windows.append(window)
+        self.arrived.set()
+
+    async def next(self) -> Window:
+        while not self.windows:
+            self.arrived.clear()
+            await self.arrived.wait()
+        return self.windows.pop(0)
+
+    def finish(self, window: Window, error: Exception | None = None) -> None:
+        if error is None:
+            window.out = window.model.run(pack(window.parts, window.model.slab), window.seq_lens)
+        window.error = error
+        window.done(window)
+
+
+@dataclass
+class Bench:
+    engine: ManualEngine
+    batcher: Batcher
+    metrics: Metrics
+    now: list[float]
+    tasks: list[asyncio.Task[Answer]] = field(default_factory=list)
+
+    def post(
+        self,
+        rows: int,
+        model: Doubler,
+        *,
+        client: Client | None = None,
+        timeout_s: float | None = None,
+        lens: Any = None,
+    ) -> asyncio.Task[Answer]:
+        tokens = np.random.default_rng(rows).standard_normal((rows, D), dtype=np.float32)
+        seq_lens = None if lens is None else np.array(lens, np.int64)
+        task = asyncio.create_task(self.batcher.submit(model, tokens, seq_lens, client or Client(), timeout_s))
+        self.tasks.append(task)
+        return task
+
+    async def settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def bench(**bounds: Any) -> AsyncIterator[Bench]:
+    now = [0.0]
+    engine, metrics = ManualEngine(), Metrics()
+    settings = Bounds(**{"queue_tokens": 1000, "sequence_tokens": 100, "timeout_s": 60.0, **bounds})
+    bench = Bench(
+        engine, Batcher(engine.submit, settings, metrics, asyncio.get_running_loop(), lambda: now[0]), metrics, now
+    )
+    yield bench
+    for task in bench.tasks:
+        task.cancel()
+    await asyncio.gather(*bench.tasks, return_exceptions=True)
+    assert bench.batcher.open_tokens == 0, "tokens of answered requests no longer count"
+
+
+def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 20))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+async def rows_of(task: Awaitable[Answer]) -> int:
+    return len((await task).out)
+
+
+@on_loop
+async def test_requests_that_arrive_together_share_a_window_and_each_gets_its_own_rows() -> None:
+    async with bench() as b:
+        model = Doubler()
+        tasks = [b.post(n, model) for n in (1, 4, 2)]
+        window = await b.engine.next()
+        assert window.rows == 7
+        b.engine.finish(window)
+        for n, task in zip((1, 4, 2), tasks, strict=True):
+            want = 2 * np.random.default_rng(n).standard_normal((n, D), dtype=np.float32)
+            np.testing.assert_array_equal((await task).out, want)
+            assert (await task).window_tokens == 7
+
+
+@on_loop
+async def test_a_busy_engine_is_itself_the_window() -> None:
+    async with bench() as b:
+        model = Doubler()
+        b.post(1, model)
+        first = await b.engine.next()
+        for _ in range(5):
+            b.post(2, model)
+        await b.settle()
+        assert not b.engine.windows, "the engine runs one window at a time"
+        b.engine.finish(first)
+        assert (await b.engine.next()).rows == 10
+
+
+@on_loop
+async def test_a_free_engine_waits_for_the_oldest_request_to_have_waited_max_wait() -> None:
+    async with bench(max_wait_s=0.02) as b:
+        model = Doubler()
+        b.post(1, model)
+        await b.settle()
+        assert not b.engine.windows
+        b.post(1, model)
+        b.now[0] = 0.02
+        assert (await b.engine.next()).rows == 2
+
+
+@on_loop
+async def test_a_full_budget_ends_the_wait() -> None:
+    async with bench(max_wait_s=30.0) as b:
+        model = Doubler()
+        b.post(40, model)
+        await b.settle()
+        assert not b.engine.windows
+        b.post(24, model)
+        assert (await b.engine.next()).rows == 64
+
+
+@on_loop
+async def test_a_full_window_of_one_model_does_not_wait_for_anothers_timer() -> None:
+    async with bench(max_wait_s=30.0) as b:
+        waiting, full = Doubler("waiting"), Doubler("full")
+        b.post(1, waiting)
+        await b.settle()
+        b.post(64, full)
+        assert (await b.engine.next()).model is full
+
+
+@on_loop
+async def test_models_take_turns_by_their_oldest_request() -> None:
+    async with bench() as b:
+        one, other = Doubler("one"), Doubler("other")
+        b.post(1, one)
+        first = await b.engine.next()
+        b.now[0] = 1.0
+        b.post(1, other)
+        await b.settle()
+        b.now[0] = 2.0
+        b.post(1, one)
+        await b.settle()
+        b.engine.finish(first)
+        second = await b.engine.next()
+        assert second.model is other
+        b.engine.finish(second)
+        assert (await b.engine.next()).model is one
+
+
+@on_loop
+async def test_a_request_larger_than_the_budget_is_cut_and_put_together_again() -> None:
+    async with bench() as b:
+        task = b.post(150, Doubler())
+        sizes = []
+        while not task.done():
+            window = await b.engine.next()
+            sizes.append(window.rows)
+            b.engine.finish(window)
+            await b.settle()
+        assert sizes == [64, 64, 22]
+        want = 2 * np.random.default_rng(150).standard_normal((150, D), dtype=np.float32)
+        np.testing.assert_array_equal((await task).out, want)
+
+
+@on_loop
+async def test_sequences_travel_with_their_lengths() -> None:
+    async with bench() as b:
+        model = Doubler()
+        b.post(5, model, lens=[2, 3])
+        b.post(60, model, lens=[30, 30])
+        first = await b.engine.next()
+        assert first.seq_lens is not None
+        assert first.seq_lens.tolist() == [2, 3]
+        b.engine.finish(first)
+        second = await b.engine.next()
+        assert second.seq_lens is not None
+        assert second.seq_lens.tolist() == [30, 30]
+
+
+@on_loop
+async def test_the_queue_is_bounded_in_tokens_and_counts_what_is_running() -> None:
+    async with bench(queue_tokens=100) as b:
+        model = Doubler()
+        b.post(60, model)
+        running = await b.engine.next()
+        b.post(40, model)
+        await b.settle()
+        with pytest.raises(QueueFull, match="100 tokens wait; 1 more would exceed max_queue_tokens, 100"):
+            await b.post(1, model)
+        b.engine.finish(running)
+        await b.settle()
+        b.post(60, model)
+        await b.settle()
+        assert b.batcher.open_tokens == 100
+
+
+@on_loop
+async def test_what_could_never_be_admitted_is_too_large_rather_than_too_many() -> None:
+    async with bench(queue_tokens=100) as b:
+        with pytest.raises(TooLarge, match="101 in one request, the queue holds 100"):
+            await b.post(101, Doubler())
+        with pytest.raises(TooLarge, match="a sequence of 101 tokens, the longest allowed is 100"):
+            await asyncio.create_task(
+                Batcher(b.engine.submit, Bounds(1000, 100, 1.0), b.metrics, asyncio.get_running_loop()).submit(
+                    Doubler(), np.zeros((101, D), np.float32), np.array([101]), Client()
+                )
+            )
+
+
+@on_loop
+async def test_a_request_whose_client_left_is_dropped_before_packing() -> None:
+    async with bench() as b:
+        model, gone = Doubler(), Client()
+        b.post(1, model)
+        first = await b.engine.next()
+        left, stays = b.post(8, model, client=gone), b.post(2, model)
+        await b.settle()
+        gone.disconnected = True
+        b.engine.finish(first)
+        assert (await b.engine.next()).rows == 2
+        with pytest.raises(ClientGone):
+            await left
+        assert not stays.done()
+
+
+@on_loop
+async def test_a_cancelled_request_is_dropped_before_packing() -> None:
+    async with bench() as b:
+        model = Doubler()
+        b.post(1, model)
+        first = await b.engine.next()
+        cancelled = b.post(8, model)
+        await b.settle()
+        cancelled.cancel()
+        await b.settle()
+        b.post(3, model)
+        b.engine.finish(first)
+        assert (await b.engine.next()).rows == 3
+
+
+@on_loop
+async def test_a_deadline_passes_on_time_in_the_queue_and_while_its_window_runs() -> None:
+    async with bench(timeout_s=0.01) as b:
+        model = Doubler()
+        running = b.post(1, model)
+        window = await b.engine.next()
+        queued = b.post(1, model)
+        await b.settle()
+        b.now[0] = 0.05
+        with pytest.raises(DeadlineExceeded, match="in its window"):
+            await running
+        with pytest.raises(DeadlineExceeded, match="in the queue"):
+            await queued
+        b.engine.finish(window)
+        await b.settle()
+        assert not b.engine.windows, "nothing is computed for those that were told no"
+
+
+@on_loop
+async def test_a_request_may_shorten_the_timeout_but_not_lengthen_it() -> None:
+    async with bench(timeout_s=0.5) as b:
+        model = Doubler()
+        b.post(1, model)
+        await b.engine.next()
+        short, long = b.post(1, model, timeout_s=0.001), b.post(1, model, timeout_s=9.0)
+        await b.settle()
+        b.now[0] = 0.1
+        with pytest.raises(DeadlineExceeded):
+            await short
+        assert not long.done()
+        b.now[0] = 0.6
+        with pytest.raises(DeadlineExceeded):
+            await long
+
+
+@on_loop
+async def test_a_failed_window_fails_its_own_requests_and_no_others() -> None:
+    async with bench() as b:
+        model = Doubler()
+        victim = b.post(1, model)
+        window = await b.engine.next()
+        other = b.post(2, model)
+        await b.settle()
+        b.engine.finish(window, RuntimeError("boom"))
+        with pytest.raises(EngineFailed):
+            await victim
+        b.engine.finish(await b.engine.next())
+        assert await rows_of(other) == 2
+
+
+@on_loop
+async def test_rows_are_given_to_nobody_when_the_engine_returns_another_count() -> None:
+    async with bench() as b:
+        model = Doubler()
+        one, two = b.post(1, model), b.post(2, model)
+        window = await b.engine.next()
+        window.out = np.zeros((4, D), np.float32)
+        window.done(window)
+        for task in (one, two):
+            with pytest.raises(EngineFailed):
+                await task
+
+
+@on_loop
+async def test_windows_off_runs_one_request_at_a_time() -> None:
+    async with bench() as b:
+        model = Doubler(limits=Limits(64, requests=1, divisible=False))
+        tasks = [b.post(n, model) for n in (1, 2, 100)]
+        sizes = []
+        for _ in tasks:
+            window = await b.engine.next()
+            sizes.append(window.rows)
+            b.engine.finish(window)
+        assert sizes == [1, 2, 100]
+        assert [await rows_of(task) for task in tasks] == [1, 2, 100]
+
+
+@on_loop
+async def test_metrics_count_requests_tokens_and_windows() -> None:
+    async with bench() as b:
+        model = Doubler()
+        tasks = [b.post(3, model) for _ in range(4)]
+        b.engine.finish(await b.engine.next())
+        await asyncio.gather(*tasks)
+        sample = b.metrics.registry.get_sample_value
+        assert sample("tokenslab_requests_total", {"model": "doubler"}) == 4
+        assert sample("tokenslab_tokens_total", {"model": "doubler"}) == 12
+        assert sample("tokenslab_windows_total", {"model": "doubler"}) == 1
+        assert sample("tokenslab_window_tokens_sum", {"model": "doubler"}) == 12
+        assert sample("tokenslab_queue_seconds_count", {"model": "doubler"}) == 4
