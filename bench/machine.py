@@ -48,14 +48,37 @@ class Usage:
     stolen: float  # taken by the hypervisor
 
 
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """CPU seconds since some past moment, at the clock's reading `at`."""
+
+    at: float
+    busy: float  # of the whole machine, without what was stolen
+    stolen: float
+    load: float
+    server: float
+
+    def until(self, later: CpuTimes) -> Usage:
+        """Usage from this reading to a later one."""
+        seconds = later.at - self.at
+        server, load = later.server - self.server, later.load - self.load
+        # The kernel counts in ticks, each for itself: a difference may come out just below zero.
+        foreign = max(0.0, later.busy - self.busy - server - load)
+        return Usage(server / seconds, load / seconds, foreign / seconds, (later.stolen - self.stolen) / seconds)
+
+
 class UsageMeter:
     """Measures `Usage` from its creation; `server_cpu_s` gives the server's CPU time so far, seconds."""
 
     def __init__(self, server_cpu_s: Callable[[], float]) -> None:
         self._server_cpu_s = server_cpu_s
-        self._began = self._sample()
+        self._began = self._now()
 
-    def _sample(self) -> tuple[float, float, float, float, float]:
+    def read(self) -> Usage:
+        """Usage since the meter was made. A child process counts once it has been waited for."""
+        return self._began.until(self._now())
+
+    def _now(self) -> CpuTimes:
         machine = psutil.cpu_times()
         # Where the system does not tell them apart, nothing was stolen or waited for.
         stolen, waited = getattr(machine, "steal", 0.0), getattr(machine, "iowait", 0.0)
@@ -63,12 +86,4 @@ class UsageMeter:
         busy = sum(machine) - machine.idle - waited - stolen - guest
         own = os.times()
         load = own.user + own.system + own.children_user + own.children_system
-        return time.perf_counter(), busy, stolen, load, self._server_cpu_s()
-
-    def read(self) -> Usage:
-        """Usage since the meter was made. Children count once they have been waited for."""
-        seconds, busy, stolen, load, server = (
-            now - then for now, then in zip(self._sample(), self._began, strict=True)
-        )
-        foreign = max(0.0, busy - load - server)
-        return Usage(server / seconds, load / seconds, foreign / seconds, stolen / seconds)
+        return CpuTimes(time.perf_counter(), busy, stolen, load, self._server_cpu_s())

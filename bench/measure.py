@@ -16,7 +16,6 @@ from bench.timing import Load, share_of_limit
 
 BODIES: Final = 8  # of each case, so that no answer is the last one again
 WARM_UP_S: Final = 1
-LIMIT_S: Final = 1.0
 TIMEOUT_S: Final = 60.0
 
 # Beyond these, in cores, somebody else's work is in the figure; and the limit itself must not move meanwhile.
@@ -55,11 +54,13 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What one measurement needs: the load generator, its seconds, and how often a disturbed one is repeated."""
+    """What one measurement needs: the load generator, the seconds under load and of each in-process limit, and how
+    often a disturbed measurement is repeated."""
 
     generator: Generator
     seconds: int
     repeats: int
+    limit_s: float = 1.0
 
     def measure(self, case: Case, server: Server, model: str, limit: InProcess, precision: str, no: int) -> Measurement:
         """Measure `case` against `model`; of several tries the least disturbed one counts."""
@@ -82,8 +83,8 @@ class Bench:
         usage, counted = meter.read(), server.counts()
         after, usage_after = self._limit(server, limit, case)
         tokens_per_s = load.requests_per_s * case.tokens
-        windows = counted["tokenslab_windows_total"] - counts.get("tokenslab_windows_total", 0.0)
-        tokens = counted["tokenslab_tokens_total"] - counts.get("tokenslab_tokens_total", 0.0)
+        windows = counted["tokenslab_windows_total"] - counts["tokenslab_windows_total"]
+        tokens = counted["tokenslab_tokens_total"] - counts["tokenslab_tokens_total"]
         phases = (usage_before, usage, usage_after)
         foreign, stolen = max(u.foreign for u in phases), max(u.stolen for u in phases)
         moved = min(before, after) < CALM_LIMITS * max(before, after)
@@ -107,7 +108,7 @@ class Bench:
     def _limit(self, server: Server, limit: InProcess, case: Case) -> tuple[float, Usage]:
         with server.held():
             meter = UsageMeter(server.cpu_s)
-            tokens_per_s = limit.tokens_per_s(case.window_rows, LIMIT_S)
+            tokens_per_s = limit.tokens_per_s(case.window_rows, self.limit_s)
             return tokens_per_s, meter.read()
 
 

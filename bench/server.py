@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,16 +75,16 @@ class Server:
         times = psutil.Process(self.pid).cpu_times()
         return float(times.user + times.system)
 
-    def counts(self) -> dict[str, float]:
-        """The samples of /metrics that have no label but `model`, summed over the models, by name."""
+    def counts(self) -> defaultdict[str, float]:
+        """The samples of /metrics that have no label but `model`, summed over the models, by name; 0 until counted."""
         status, text = self._get("/metrics")
         if status != 200:
             raise ServerError(f"/metrics answered {status}")
-        sums: dict[str, float] = {}
+        sums: defaultdict[str, float] = defaultdict(float)
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if set(sample.labels) <= {"model"}:
-                    sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+                    sums[sample.name] += sample.value
         return sums
 
     @contextmanager
@@ -100,6 +101,10 @@ class Server:
             time.sleep(0.02)
         os.kill(self.pid, signal.SIGSTOP)
         try:
+            # The signal is only sent: wait until it has taken effect, and leave an exit for `stop` to collect.
+            seen = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            if seen is None or seen.si_code != os.CLD_STOPPED:
+                raise ServerError(f"the server ended: {self._log_end()}")
             yield
         finally:
             os.kill(self.pid, signal.SIGCONT)
