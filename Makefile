@@ -44,3 +44,7 @@ format: .venv/.ready ## Format and apply ruff's fixes
 .PHONY: bench
 bench: .venv/.ready ## The service against the same graph in-process: ratios, and the bars they must reach
 	$(BIN)/tokenslab bench run --check --out build/bench.json
+
+.PHONY: docker-test
+docker-test: .venv/.ready ## Build the image and run it for real: confined, right, and losing nothing when stopped
+	$(BIN)/python -m deploy.docker_test
