@@ -37,7 +37,9 @@ LABEL org.opencontainers.image.title="tokenslab" \
 RUN groupadd --gid 10001 tokenslab \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin tokenslab
 COPY --from=build /opt/venv /opt/venv
+# ONNX Runtime's official wheels report their use to Microsoft unless told not to (its Privacy.md).
 ENV PATH=/opt/venv/bin:$PATH \
+    ORT_DISABLE_TELEMETRY=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     TOKENSLAB_HOST=0.0.0.0 \
     TOKENSLAB_PORT=8000 \

@@ -21,6 +21,7 @@ print(json.dumps({
     "capabilities": int(status["CapEff"], 16),
     "no_new_privileges": int(status["NoNewPrivs"]),
     "writes": {path: write(path) for path in ("/probe", "/opt/venv/probe", "/models/probe", "/tmp/probe")},
+    "telemetry_off": os.environ.get("ORT_DISABLE_TELEMETRY"),
     "torch": importlib.util.find_spec("torch") is not None,
 }))
 """
@@ -35,7 +36,8 @@ def confinement(compose: Compose) -> list[str]:
     found = json.loads(compose.python(PROBE))
     root = json.loads(compose.python(PROBE, user="0"))
     writes = {"/probe": "EROFS", "/opt/venv/probe": "EROFS", "/models/probe": "EROFS", "/tmp/probe": "written"}  # noqa: S108 - the container's own
-    for name, wanted in {"capabilities": 0, "no_new_privileges": 1, "writes": writes, "torch": False}.items():
+    promised = {"capabilities": 0, "no_new_privileges": 1, "writes": writes, "telemetry_off": "1", "torch": False}
+    for name, wanted in promised.items():
         if found[name] != wanted:
             raise Breach(f"{name}: found {found[name]}, expected {wanted}")
     if found["uid"] == 0:
@@ -53,5 +55,5 @@ def confinement(compose: Compose) -> list[str]:
     return [
         f"uid {found['uid']}, no capabilities, no new privileges",
         "root file system and /models refuse writes (EROFS, for root too); /tmp takes them",
-        "torch is not in the image",
+        "torch is not in the image; ONNX Runtime's telemetry is off",
     ]
