@@ -128,7 +128,9 @@ def _check_signature(model: ir.Model, names: list[str], d_in: int) -> None:
         raise ExportError(f"the module returns {len(model.graph.outputs)} tensors, expected one")
     for value, what in ((model.graph.inputs[0], f"(tokens, {d_in})"), (model.graph.outputs[0], "(tokens, d_out)")):
         shape = value.shape
-        if shape is None or len(shape) != 2 or isinstance(shape[0], int) or not isinstance(shape[1], int):
+        if shape is not None and len(shape) == 2 and isinstance(shape[0], int):
+            raise ExportError(f"{value.name} always has {shape[0]} rows: the number of tokens is baked into the graph")
+        if shape is None or len(shape) != 2 or not isinstance(shape[1], int):
             raise ExportError(f"{value.name} has shape {shape} in the exported graph, expected {what}")
         if value.dtype != ir.DataType.FLOAT:
             raise ExportError(f"{value.name} is {value.dtype} in the exported graph, expected FLOAT")

@@ -96,8 +96,8 @@ def _find_layout(module: nn.Module, d: int, seed: int) -> tuple[PositionWise, fl
     layouts: Sequence[Layout] = LAYOUTS
     if isinstance(first, nn.Conv1d):
         layouts = [*LAYOUTS[2:], *LAYOUTS[:2]]
-    misfits: list[str] = []
-    counter_example: ProofError | None = None
+    name = type(module).__name__
+    misfits: dict[str, str] = {}  # reason -> layout
     with float64(module):
         for layout in layouts:
             wrapped = PositionWise(module, layout).eval()
@@ -105,16 +105,16 @@ def _find_layout(module: nn.Module, d: int, seed: int) -> tuple[PositionWise, fl
                 for n in [n for n in (7, 5, 3) if n != d][:2]:
                     wrapped(_tokens(n, d, seed))
             except Exception as misfit:  # noqa: BLE001 (the module's own errors say: not my layout)
-                misfits.append(f"as {layout.name}: {misfit if isinstance(misfit, ExportError) else first_line(misfit)}")
+                reason = str(misfit) if isinstance(misfit, ExportError) else first_line(misfit)
+                misfits.setdefault(reason, layout.name)
                 continue
+            # The first that fits decides: a module that mixes rows may well ignore a batch of one.
             try:
                 return wrapped, prove_rows_independent(wrapped, d, seed)
             except ProofError as refused:
-                counter_example = counter_example or refused
-    name = type(module).__name__
-    if counter_example is not None:
-        raise ProofError(f"{name} is not position-wise: {counter_example}{_mixing_convs(module)}") from counter_example
-    raise ExportError(f"{name} does not take tokens of width {d} (--d sets it); " + "; ".join(misfits))
+                raise ProofError(f"{name} is not position-wise: {refused}{_mixing_convs(module)}") from refused
+    reasons = "; ".join(f"as {layout}: {reason}" for reason, layout in misfits.items())
+    raise ExportError(f"{name} does not take tokens of width {d} (--d sets it): {reasons}{_mixing_convs(module)}")
 
 
 def _mixing_convs(module: nn.Module) -> str:
