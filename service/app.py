@@ -10,11 +10,13 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
+from service.asgi import Message, Receive, Scope, Send, refuse
 from service.batcher import Batcher, Bounds
+from service.body import BodyLimits, BodyLost, RequestBody
 from service.control import add_control_routes
 from service.engine import Engine
-from service.errors import NotReady, TooLarge
-from service.infer import Infer, Message, Receive, Scope, Send, error_response, is_infer
+from service.errors import NotReady, RequestError
+from service.infer import Infer, is_infer
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.openapi import describe
@@ -33,6 +35,7 @@ class App:
         self._settings = settings
         self._repository = repository
         self._infer: Infer | None = None
+        self._control_limits = BodyLimits(CONTROL_BODY_BYTES, settings.body_timeout_s, "control routes take no more")
         self.lifecycle = lifecycle
         self.metrics = Metrics()
         self.metrics.ready.set_function(lambda: float(lifecycle.ready))
@@ -45,17 +48,28 @@ class App:
         describe(self.api)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and is_infer(scope["path"]):
-            if self._infer is None:
-                status, headers, text = error_response(NotReady("the service is starting"))
-                await send({"type": "http.response.start", "status": status, "headers": headers})
-                await send({"type": "http.response.body", "body": text})
-                return
-            await self._infer(scope, receive, send)
-        elif scope["type"] == "http":
-            await self.api(scope, _bounded(receive), _closing(send) if self.lifecycle.draining else send)
-        else:
+        if scope["type"] != "http":
             await self.api(scope, receive, send)
+        elif self._infer is not None and is_infer(scope["path"]):
+            await self._infer(scope, receive, send)
+        else:
+            await self._control(scope, receive, send)
+
+    async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """FastAPI, behind a bound on the body that it would read whole."""
+        if self.lifecycle.draining:
+            send = _closing(send)
+        if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
+            body = RequestBody(receive)
+            length = next((int(value) for name, value in scope["headers"] if name == b"content-length"), None)
+            try:
+                receive = _replay(await body.read(length, self._control_limits), receive)
+            except BodyLost:
+                return
+            except RequestError as error:
+                await refuse(error, body, send, closing=self.lifecycle.draining)
+                return
+        await self.api(scope, receive, send)
 
     def _served(self) -> Repository:
         if self._repository is None:
@@ -83,6 +97,7 @@ class App:
             self.lifecycle.started = False
             if not await asyncio.to_thread(engine.stop, settings.drain_limit_s):
                 log.error("the engine is still running a window after %s s; leaving it", settings.drain_limit_s)
+            log.info("stopped: %d requests accepted, %d answered with a result", batcher.accepted, batcher.answered)
 
 
 def create_app(
@@ -95,19 +110,16 @@ def create_app(
     return App(settings or Settings(), repository, lifecycle or Lifecycle())
 
 
-def _bounded(receive: Receive) -> Receive:
-    """Control routes take small bodies; a larger one is a fault before it is memory."""
-    left = CONTROL_BODY_BYTES
+def _replay(body: memoryview, receive: Receive) -> Receive:
+    """What `receive` would have said, had the body not been read already."""
+    waiting = [body]
 
-    async def bounded() -> Message:
-        nonlocal left
-        message = await receive()
-        left -= len(message.get("body", b""))
-        if left < 0:
-            raise TooLarge(f"body: more than {CONTROL_BODY_BYTES} bytes on a control route")
-        return message
+    async def replay() -> Message:
+        if waiting:
+            return {"type": "http.request", "body": bytes(waiting.pop()), "more_body": False}
+        return await receive()
 
-    return bounded
+    return replay
 
 
 def _closing(send: Send) -> Send:

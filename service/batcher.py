@@ -118,6 +118,8 @@ class Batcher:
         self._sweep: asyncio.TimerHandle | None = None
         self._open: set[Request] = set()
         self.open_tokens = 0  # accepted and not yet answered
+        self.accepted = 0  # requests
+        self.answered = 0  # of those, with a result
         self._metrics = metrics
 
     async def submit(
@@ -170,6 +172,7 @@ class Batcher:
         lane.queue.append(request)
         lane.tokens += rows
         self._open.add(request)
+        self.accepted += 1
         self.open_tokens += rows
         self._watch(request.deadline)
         if not self._running and self._soon is None:
@@ -272,6 +275,7 @@ class Batcher:
             if request.answered < request.rows:
                 return
             out = request.out
+        self.answered += 1
         request.future.set_result(Answer(out, request.queue_s, request.compute_s, window_tokens))
 
     def _fail(self, request: Request, error: RequestError) -> None:

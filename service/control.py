@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
+from service.asgi import error_response
 from service.errors import RequestError
-from service.infer import error_response
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.repository import Model, Repository

@@ -93,6 +93,13 @@ class EngineFailed(RequestError):
     reason = "engine"
 
 
+class InternalFault(RequestError):
+    """A fault of ours: the traceback is in the service's log, and nothing of it outside."""
+
+    status = 500
+    reason = "internal"
+
+
 class BundleError(TokenslabError):
     """A bundle that cannot be served: the message names the file and the reason."""
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import signal
+import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -20,6 +21,9 @@ from service.lifecycle import Lifecycle
 from service.settings import Settings
 
 log = logging.getLogger("tokenslab.server")
+
+# Between closing the listener and closing idle connections: bytes in flight on a local network arrive well within it.
+LINGER_S = 0.25
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -44,6 +48,13 @@ class Server(uvicorn.Server):
         finally:
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the listener, then read what clients had sent before they could know; then close what is idle."""
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(LINGER_S)
+        await super().shutdown(sockets)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._lifecycle.draining:

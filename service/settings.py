@@ -5,15 +5,20 @@ Sizes are in tokens or MiB, times in seconds or milliseconds, as each name says.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.cpu import cpu_quota
 
 MIB = 1 << 20
+
+
+def _names(value: object) -> object:
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
 class Settings(BaseSettings):
@@ -62,10 +67,19 @@ class Settings(BaseSettings):
     drain_limit_s: float = Field(
         6, gt=0, description="After the delay: time to answer what was accepted; delay + limit < the stop grace"
     )
-    pack_tolerance: Annotated[frozenset[str], NoDecode] = Field(
+    pack_tolerance: Annotated[frozenset[str], NoDecode, BeforeValidator(_names)] = Field(
         frozenset(), description="Models whose `tolerance` certificate their owner accepts: packed despite the drift"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug: a line per window")
+
+    @model_validator(mode="after")
+    def _no_stray_environment(self) -> Settings:
+        """A misspelt variable must not be silently ignored."""
+        known = {f"TOKENSLAB_{name}".upper() for name in type(self).model_fields}
+        stray = sorted(key for key in os.environ if key.upper().startswith("TOKENSLAB_") and key.upper() not in known)
+        if stray:
+            raise ValueError(f"environment: {stray[0]} is no setting")
+        return self
 
     @property
     def max_body_bytes(self) -> int:

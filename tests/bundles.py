@@ -87,7 +87,7 @@ def write_bundle(
         onnx.save(model, path)
         variants.append(
             Variant(
-                precision=precision,  # type: ignore[arg-type]
+                precision=precision,
                 provider="cpu",
                 file=path.name,
                 sha256=file_sha256(path),
@@ -96,7 +96,7 @@ def write_bundle(
                 float_matmuls=2,
                 parity=[Parity(seq_lens=[1], relative_error=0.0, sqnr_db=200.0)],
                 certificate=Certificate(
-                    kind=certificate,  # type: ignore[arg-type]
+                    kind=certificate,
                     max_drift=0.0 if certificate == "exact" else 1e-6,
                     rows=1,
                     checks={},
@@ -111,7 +111,7 @@ def write_bundle(
         kind="sequence" if len(model.graph.input) == 2 else "position-wise",
         d_in=d,
         d_out=d,
-        default_precision=precisions[0],  # type: ignore[arg-type]
+        default_precision=precisions[0],
         parameters=1,
         flops_per_token=0,
         architecture={},

@@ -1,0 +1,190 @@
+"""Starting and stopping: not ready until warm, clear words when it cannot start, and nothing lost when it stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from http.client import HTTPConnection
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.bundles import relu_ffn, write_bundle
+from tests.e2e.conftest import D
+from tests.e2e.server import Server, answer, binary, end, out_of, serving, start, wait_until_listening
+
+
+def outcome(server: Server) -> tuple[int, str]:
+    output, _ = server.process.communicate(timeout=60)  # closes its pipe too
+    return server.process.returncode, output
+
+
+def test_a_bundle_that_cannot_be_served_is_named_and_the_service_does_not_start(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path, "ffn", relu_ffn(8, 16))
+    (folder / "fp32.onnx").write_bytes(b"broken")
+    code, output = outcome(start(tmp_path))
+    assert code == 1
+    assert "fp32.onnx: its SHA-256 is" in output
+    assert "Traceback" not in output
+
+
+def test_a_provider_that_is_not_there_is_refused(models: Path) -> None:
+    code, output = outcome(start(models, "--provider", "cuda"))
+    assert code == 1
+    assert "cuda" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "message"),
+    [
+        (("--max-window-tokens", "0"), {}, "max_window_tokens"),
+        (("--provider", "tpu"), {}, "provider"),
+        ((), {"TOKENSLAB_TIMEOUT": "3"}, "TOKENSLAB_TIMEOUT is no setting"),
+        ((), {"TOKENSLAB_THREADS": "many"}, "threads"),
+    ],
+)
+def test_a_wrong_setting_is_named(
+    models: Path, flags: tuple[str, ...], environment: dict[str, str], message: str
+) -> None:
+    code, output = outcome(start(models, *flags, **environment))
+    assert code == 2
+    assert message in output
+    assert "Traceback" not in output
+
+
+def test_a_port_in_use_is_said_and_the_exit_is_not_zero(models: Path) -> None:
+    with serving(models) as server:
+        code, output = outcome(start(models, "--port", str(server.port)))
+    assert code != 0
+    assert "address already in use" in output
+
+
+def test_uvicorns_own_command_serves_the_factory(models: Path) -> None:
+    command = [sys.executable, "-m", "uvicorn", "service.app:create_app", "--factory", "--port", "0"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "TOKENSLAB_MODELS": str(models)},
+    )
+    server = Server(process)
+    try:
+        wait_until_listening(server)
+        assert server.infer("ffn", np.zeros((2, D), np.float32)).shape == (2, D)
+    finally:
+        end(server)
+
+
+def keep_alive_client(
+    server: Server, stop: threading.Event, tally: dict[str, int], lock: threading.Lock, want: bytes
+) -> None:
+    """Requests on one connection after another until the listener is closed."""
+    body, headers = binary(np.ones((16, D), np.float32))
+    while not stop.is_set():
+        link = server.connect()
+        try:
+            link.connect()
+        except OSError:
+            return  # the listener is closed: nothing was accepted
+        closed = False
+        while not stop.is_set() and not closed:
+            closed = one_request(link, body, headers, tally, lock, want)
+        link.close()
+
+
+def one_request(
+    link: HTTPConnection, body: bytes, headers: dict[str, str], tally: dict[str, int], lock: threading.Lock, want: bytes
+) -> bool:
+    try:
+        link.request("POST", "/v2/models/ffn/infer", body, headers)
+        status, got, data = answer(link.getresponse())
+    except OSError:
+        outcome, closed = "reset", True
+    else:
+        right = status == 200 and out_of(got, data).tobytes() == want
+        outcome, closed = "right" if right else "wrong", got.get("connection") == "close"
+    with lock:
+        tally[outcome] = tally.get(outcome, 0) + 1
+    return closed
+
+
+def test_sigterm_under_load_loses_nothing_and_exits_zero(models: Path) -> None:
+    with serving(models, "--drain-delay", "1", "--drain-limit", "5") as server:
+        want = server.infer("ffn", np.ones((16, D), np.float32)).tobytes()
+        stop, lock = threading.Event(), threading.Lock()
+        tally: dict[str, int] = {}
+        threads = [
+            threading.Thread(target=keep_alive_client, args=(server, stop, tally, lock, want)) for _ in range(16)
+        ]
+        for thread in threads:
+            thread.start()
+        while tally.get("right", 0) < 100:
+            stop.wait(0.01)
+        server.signal(signal.SIGTERM)
+        status = 200
+        while status == 200:
+            status, headers, data = server.ask("/v2/health/ready")
+        assert (status, json.loads(data)) == (503, {"error": "draining"})
+        assert headers["connection"] == "close"
+        body, sent = binary(np.ones((16, D), np.float32))
+        status, headers, _ = server.ask("/v2/models/ffn/infer", body, sent)
+        assert (status, headers["connection"]) == (200, "close"), "requests are served until the listener closes"
+        assert server.wait() == 0
+        stop.set()
+        for thread in threads:
+            thread.join()
+    # What the service accepted, it answered; what it answered, a client received, besides the two asked by hand. A
+    # reset is a connection that the listener had not accepted yet when it closed.
+    accounts = re.search(r"stopped: (\d+) requests accepted, (\d+) answered", "".join(server.log))
+    assert accounts is not None
+    assert int(accounts[1]) == int(accounts[2]) == tally["right"] + 2
+    assert tally.keys() <= {"right", "reset"}
+    assert tally.get("reset", 0) <= len(threads), "each client at most once, at the very end"
+
+
+def test_what_was_accepted_before_the_listener_closed_is_answered(models: Path) -> None:
+    body, headers = binary(np.ones((2000, D), np.float32))
+    with serving(models, "--drain-delay", "0", "--drain-limit", "20") as server:
+        links = [server.connect() for _ in range(4)]
+        for link in links:
+            link.request("POST", "/v2/models/slow/infer", body, headers)
+        while server.metric("tokenslab_queue_tokens") < 4 * 2000:
+            pass
+        server.signal(signal.SIGTERM)
+        assert [answer(link.getresponse())[0] for link in links] == [200] * 4
+        for link in links:
+            link.close()
+        assert server.wait() == 0
+
+
+def test_an_idle_server_exits_zero_on_sigterm_and_on_sigint(models: Path) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with serving(models, "--drain-delay", "0") as server:
+            server.signal(number)
+            assert server.wait() == 0
+
+
+def test_a_second_signal_stops_at_once(models: Path) -> None:
+    with serving(models, "--drain-delay", "60") as server:
+        server.signal(signal.SIGTERM)
+        while server.ask("/v2/health/ready")[0] == 200:
+            pass
+        server.signal(signal.SIGTERM)
+        assert server.wait(5) == 128 + signal.SIGTERM
+
+
+def test_a_stalled_body_does_not_keep_a_stopping_server_alive(models: Path) -> None:
+    with serving(models, "--drain-delay", "0", "--drain-limit", "1") as server:
+        link = server.raw(b"POST /v2/models/ffn/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+        server.infer("ffn", np.zeros((1, D), np.float32))
+        server.signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+        link.close()

@@ -1,0 +1,185 @@
+"""Loading: what is served under which name, and that a bundle which cannot be trusted is named and not served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from service.errors import BundleError, NotFound
+from service.manifest import MANIFEST
+from service.repository import Repository, load_repository
+from service.settings import Settings
+from tests.bundles import relu_ffn, sequence_mean, write_bundle
+
+
+def load(models: Path, **settings: Any) -> Repository:
+    return load_repository(Settings(models=models, threads=1, max_window_tokens=64, **settings))
+
+
+def edit_manifest(folder: Path, **change: Any) -> None:
+    path = folder / MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+
+def test_a_bundle_is_served_under_its_name_and_under_each_precisions(tmp_path: Path) -> None:
+    write_bundle(tmp_path, "ffn", relu_ffn(8, 16), precisions=("int8", "fp32"))
+    repository = load(tmp_path)
+    assert [name for name, _ in repository] == ["ffn", "ffn-fp32", "ffn-int8"]
+    assert repository.get("ffn") is repository.get("ffn-int8"), "one model, so that its requests share windows"
+    assert repository.get("ffn-fp32").variant.precision == "fp32"
+
+
+def test_the_latest_version_is_served_by_default_and_all_on_request(tmp_path: Path) -> None:
+    for version in (2, 10):
+        write_bundle(tmp_path, "ffn", relu_ffn(8, 16, seed=version), version=version)
+    assert [(n, m.version) for n, m in load(tmp_path)] == [("ffn", "10"), ("ffn-fp32", "10")]
+    both = load(tmp_path, versions="all")
+    assert both.get("ffn").version == "10"
+    assert both.get("ffn", "2").versions == ("2", "10")
+
+
+def test_an_unknown_model_or_version_says_what_there_is(tmp_path: Path) -> None:
+    write_bundle(tmp_path, "ffn", relu_ffn(8, 16))
+    repository = load(tmp_path)
+    with pytest.raises(NotFound, match="unknown model 'x'; served: ffn, ffn-fp32"):
+        repository.get("x")
+    with pytest.raises(NotFound, match="'ffn' has no version '7' here; served: 1"):
+        repository.get("ffn", "7")
+
+
+def test_names_that_clash_are_an_error(tmp_path: Path) -> None:
+    write_bundle(tmp_path, "ffn", relu_ffn(8, 16))
+    write_bundle(tmp_path, "ffn-fp32", relu_ffn(8, 16))
+    with pytest.raises(BundleError, match=r"model 'ffn-fp32' clashes with one of .*ffn"):
+        load(tmp_path)
+
+
+def test_an_export_under_way_is_not_a_version(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path, "ffn", relu_ffn(8, 16))
+    (folder.parent / ".2.tmp").mkdir()
+    assert len(list(load(tmp_path))) == 2
+
+
+@pytest.mark.parametrize("stray", ["v2", "02", "٣"])
+def test_a_stray_folder_is_named(tmp_path: Path, stray: str) -> None:
+    folder = write_bundle(tmp_path, "ffn", relu_ffn(8, 16))
+    (folder.parent / stray).mkdir()
+    with pytest.raises(BundleError, match="not a version folder"):
+        load(tmp_path)
+
+
+def test_no_repository_and_an_empty_one_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="not a folder"):
+        load(tmp_path / "none")
+    with pytest.raises(BundleError, match="no bundle in it"):
+        load(tmp_path)
+
+
+def test_a_corrupted_file_is_named_with_both_hashes(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path, "ffn", relu_ffn(8, 16))
+    octets = bytearray((folder / "fp32.onnx").read_bytes())
+    octets[len(octets) // 2] ^= 1
+    (folder / "fp32.onnx").write_bytes(octets)
+    with pytest.raises(BundleError, match=r"fp32\.onnx: its SHA-256 is [0-9a-f]{64}, the manifest says [0-9a-f]{64}"):
+        load(tmp_path)
+
+
+def test_a_missing_variant_is_named(tmp_path: Path) -> None:
+    (write_bundle(tmp_path, "ffn", relu_ffn(8, 16)) / "fp32.onnx").unlink()
+    with pytest.raises(BundleError, match=r"fp32\.onnx: No such file"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"d_in": "wide"}, "d_in"),
+        ({"kind": "other"}, "kind"),
+        ({"surplus": 1}, "surplus"),
+        ({"variants": []}, "variants"),
+        ({"default_precision": "int8"}, "no variant has precision 'int8'"),
+        ({"name": "other"}, "it describes other/1, its folder is ffn/1"),
+        ({"d_in": 9}, "its inputs are"),
+        ({"d_out": 9}, "out is"),
+        ({"kind": "sequence"}, "its inputs are"),
+    ],
+)
+def test_a_manifest_that_does_not_match_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    edit_manifest(write_bundle(tmp_path, "ffn", relu_ffn(8, 16)), **change)
+    with pytest.raises(BundleError, match=message):
+        load(tmp_path)
+
+
+def test_a_manifest_that_is_no_json_is_named(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path, "ffn", relu_ffn(8, 16))
+    (folder / MANIFEST).write_text("{")
+    with pytest.raises(BundleError, match=r"manifest\.json: document"):
+        load(tmp_path)
+
+
+def test_a_file_that_is_no_onnx_is_named(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path, "ffn", relu_ffn(8, 16))
+    (folder / "fp32.onnx").write_bytes(b"not onnx")
+    import hashlib
+
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["variants"][0]["sha256"] = hashlib.sha256(b"not onnx").hexdigest()
+    edit_manifest(folder, **manifest)
+    with pytest.raises(BundleError, match=r"fp32\.onnx: ONNX Runtime cannot load it"):
+        load(tmp_path)
+
+
+def test_a_provider_that_the_bundle_has_no_variant_for_is_refused(tmp_path: Path) -> None:
+    write_bundle(tmp_path, "ffn", relu_ffn(8, 16))
+    with pytest.raises(BundleError, match="no variant for provider 'cuda'"):
+        load(tmp_path, provider="cuda")
+
+
+def coupled(d: int) -> onnx.ModelProto:
+    """Each row plus the mean of the whole window: what dynamic quantization does to a batch, only louder."""
+    from onnx import helper
+
+    model = relu_ffn(d, 2 * d)
+    model.graph.node[-1].output[0] = "alone"
+    model.graph.node.append(helper.make_node("ReduceMean", ["alone"], ["mean"], keepdims=1))
+    model.graph.node.append(helper.make_node("Add", ["alone", "mean"], ["out"]))
+    return model
+
+
+def test_a_certificate_that_does_not_hold_on_this_machine_keeps_the_service_down(tmp_path: Path) -> None:
+    write_bundle(tmp_path, "coupled", coupled(8))
+    with pytest.raises(BundleError, match="its certificate says exact, but not on this machine"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("certificate", "settings", "packed"),
+    [
+        ("exact", {}, True),
+        ("exact", {"windows": False}, False),
+        ("tolerance", {}, False),
+        ("tolerance", {"pack_tolerance": frozenset({"ffn"})}, True),
+        ("dependent", {"pack_tolerance": frozenset({"ffn"})}, False),
+    ],
+)
+def test_only_exact_models_are_packed_unless_their_owner_accepts_the_drift(
+    tmp_path: Path, certificate: str, settings: dict[str, Any], packed: bool
+) -> None:
+    write_bundle(tmp_path, "ffn", relu_ffn(8, 16), certificate=certificate)
+    limits = load(tmp_path, **settings).get("ffn").limits
+    assert (limits.requests is None) == packed
+    assert limits.divisible == packed
+
+
+def test_a_model_runs_what_its_signature_says(tmp_path: Path) -> None:
+    write_bundle(tmp_path, "mean", sequence_mean(4))
+    model = load(tmp_path).get("mean")
+    tokens = np.arange(12, dtype=np.float32).reshape(3, 4)
+    out = model.run(tokens, np.array([1, 2]))
+    np.testing.assert_allclose(out[0], 2 * tokens[0])
+    np.testing.assert_allclose(out[1:], tokens[1:] + tokens[1:].mean(0))

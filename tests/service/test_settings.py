@@ -1,0 +1,70 @@
+"""Settings: read from the environment, frozen, and a wrong one is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service.cpu import cpu_quota
+from service.settings import Settings
+
+
+def test_the_environment_sets_what_no_flag_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENSLAB_MAX_WAIT_MS", "2.5")
+    monkeypatch.setenv("TOKENSLAB_PACK_TOLERANCE", "a, b")
+    settings = Settings(port=1)
+    assert (settings.max_wait_ms, settings.port) == (2.5, 1)
+    assert settings.pack_tolerance == {"a", "b"}
+
+
+def test_a_setting_out_of_range_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENSLAB_MAX_WINDOW_TOKENS", "0")
+    with pytest.raises(ValidationError, match="max_window_tokens"):
+        Settings()
+
+
+def test_a_misspelt_variable_is_named_and_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENSLAB_MAX_WAIT", "1")
+    with pytest.raises(ValidationError, match="TOKENSLAB_MAX_WAIT is no setting"):
+        Settings()
+
+
+def test_settings_cannot_change_under_a_running_service() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(Settings(), "port", 1)  # noqa: B010 - mypy already knows
+
+
+def test_threads_default_to_the_quota() -> None:
+    assert Settings().threads == cpu_quota()
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "100000 100000"}, 1),
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "10000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+    ],
+)
+def test_the_containers_quota_bounds_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cpu_quota(tmp_path) == cores
+
+
+@pytest.mark.parametrize("files", [{}, {"cpu.max": "max 100000"}, {"cpu/cpu.cfs_quota_us": "-1"}])
+def test_without_a_quota_the_affinity_mask_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cpu_quota(tmp_path) == 3
