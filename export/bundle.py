@@ -10,14 +10,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from export.errors import ExportError
-from export.parity import Case
 from service.manifest import NAME, RESERVED
 
-REFERENCE_BYTES = 1 << 20
+if TYPE_CHECKING:  # writing files needs no torch
+    from export.parity import Case
+
+REFERENCE_BYTES: Final = 1 << 20
 
 
 def check_name(name: str) -> None:
