@@ -26,6 +26,10 @@ help: ## This list
 .PHONY: setup
 setup: .venv/.ready ## Create .venv with everything, pinned
 
+.PHONY: demo
+demo: .venv/.ready ## Export MiniLM, serve it, and show every promise measured
+	$(BIN)/python -m demo
+
 .PHONY: test
 test: .venv/.ready ## The whole test suite
 	$(BIN)/pytest -n auto --dist loadgroup
