@@ -53,12 +53,10 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)  # as when the file is run: its neighbours can be imported
-    try:
-        loader = spec.loader
-        _run(str(path), lambda: loader.exec_module(module))
-    finally:
-        sys.path.remove(folder)
+    if folder not in sys.path:  # as when the file is run: it can import its neighbours, now and in its functions
+        sys.path.insert(0, folder)
+    loader = spec.loader
+    _run(str(path), lambda: loader.exec_module(module))
     return module
 
 

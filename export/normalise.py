@@ -12,21 +12,21 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-WeightKey = tuple[ir.Value, bool, float]
+ConstantKey = tuple[ir.Value, bool, float]
 
 
 def gemm_to_matmul(model: ir.Model) -> None:
     """Rewrite every Gemm in place: y = alpha * A' B' + beta * C, with alpha and beta folded into constants.
 
-    A weight that several Gemms share stays one initializer.
+    A weight or bias that several Gemms share stays one initializer.
     """
-    weights: dict[WeightKey, ir.Value] = {}
+    constants: dict[ConstantKey, ir.Value] = {}
     for node in list(model.graph):
         if (node.domain, node.op_type) == ("", "Gemm"):
-            _rewrite(model.graph, node, weights)
+            _rewrite(model.graph, node, constants)
 
 
-def _rewrite(graph: ir.Graph, node: ir.Node, weights: dict[WeightKey, ir.Value]) -> None:
+def _rewrite(graph: ir.Graph, node: ir.Node, constants: dict[ConstantKey, ir.Value]) -> None:
     a, b = node.inputs[0], node.inputs[1]
     c = node.inputs[2] if len(node.inputs) > 2 else None
     assert a is not None
@@ -39,21 +39,24 @@ def _rewrite(graph: ir.Graph, node: ir.Node, weights: dict[WeightKey, ir.Value])
         new.append(ir.node(op_type, inputs, attributes))
         return new[-1].outputs[0]
 
+    def folded(value: ir.Value, transposed: bool, factor: float) -> ir.Value:
+        key = (value, transposed, factor)
+        if key not in constants:
+            constants[key] = _folded(graph, value, transposed=transposed, factor=factor)
+        return constants[key]
+
     if node.attributes.get_int("transA", 0):
         a = emit("Transpose", a, perm=[1, 0])
     transposed = bool(node.attributes.get_int("transB", 0))
     if b.is_initializer():
-        key = (b, transposed, alpha)
-        if key not in weights:
-            weights[key] = _folded(graph, b, transposed=transposed, factor=alpha)
-        out = emit("MatMul", a, weights[key])
+        out = emit("MatMul", a, folded(b, transposed, alpha))
     else:
         out = emit("MatMul", a, emit("Transpose", b, perm=[1, 0]) if transposed else b)
         if alpha != 1.0:
             out = emit("Mul", out, _scalar(graph, f"{node.name}.alpha", alpha))
     if c is not None and beta != 0.0:
         if c.is_initializer():
-            c = _folded(graph, c, transposed=False, factor=beta)
+            c = folded(c, False, beta)
         elif beta != 1.0:
             c = emit("Mul", c, _scalar(graph, f"{node.name}.beta", beta))
         out = emit("Add", out, c)
@@ -61,9 +64,9 @@ def _rewrite(graph: ir.Graph, node: ir.Node, weights: dict[WeightKey, ir.Value])
     old = node.outputs[0]
     name = old.name
     out.shape, out.type = old.shape, old.type
-    for made in new:
-        made.name = f"{node.name}.{made.op_type}"
-        made.outputs[0].name = f"{name}.{made.op_type}"
+    for index, made in enumerate(new):
+        made.name = f"{node.name}.{index}.{made.op_type}"
+        made.outputs[0].name = f"{name}.{index}.{made.op_type}"
     graph.insert_before(node, new)
     old.replace_all_uses_with(out, replace_graph_outputs=True)
     graph.remove(node, safe=True)

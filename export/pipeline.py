@@ -118,7 +118,10 @@ def pack(module: nn.Module, *, d: int | None = None, causal: bool = False, seed:
         return pack_encoder(copied, causal=causal, seed=seed)
     if type(copied) in (BlockStack, TransformerBlock):
         stack = copied if isinstance(copied, BlockStack) else BlockStack([copied])
-        if causal and not all(isinstance(b, TransformerBlock) and b.attention.causal for b in stack.blocks):
+        blocks = [block for block in stack.blocks if isinstance(block, TransformerBlock)]
+        if not blocks or len(blocks) != len(stack.blocks):
+            raise ExportError("BlockStack: expected one or more TransformerBlocks and nothing else")
+        if causal and not all(block.attention.causal for block in blocks):
             raise ExportError("causal: these blocks say for themselves whether they are; make them with causal=True")
         return pack_stack(stack, "transformer")
     if causal:
@@ -175,7 +178,8 @@ def export_packed(
             variants=variants,
         )
         (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        text = report(manifest, packed.proofs, parity.fp32_bar(packed.depth or 1))
+        bar = parity.fp32_bar(packed.depth or 1)
+        text = report(manifest, packed.proofs, fp32_bar=bar, int8_bar_db=parity.INT8_SQNR_DB)
         (folder / REPORT).write_text(text, encoding="utf-8")
     return final
 

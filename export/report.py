@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from service.manifest import Manifest, Variant
 
 
-def report(manifest: Manifest, proofs: Mapping[str, float], fp32_bar: float) -> str:
-    """Render `manifest`, what was proved in float64 (largest relative errors), and the fp32 bar, as Markdown."""
+def report(manifest: Manifest, proofs: Mapping[str, float], *, fp32_bar: float, int8_bar_db: float) -> str:
+    """Render `manifest`, what was proved in float64 (largest relative errors), and the bars, as Markdown."""
     m = manifest
     facts = [
         ("kind", m.kind),
@@ -28,7 +28,7 @@ def report(manifest: Manifest, proofs: Mapping[str, float], fp32_bar: float) -> 
     parts += ["## Variants", _variants(m.variants)]
     parts += [
         "## Parity with torch in float64",
-        f"fp32 must stay within a relative error of {fp32_bar:.1e}; int8 is held to its SQNR.",
+        f"fp32 must stay within a relative error of {fp32_bar:.1e}; int8 has an SQNR of at least {int8_bar_db:.0f} dB.",
         _parity(m.variants),
         "## Certificate: a token's result against its batch neighbours",
         _certificates(m.variants),

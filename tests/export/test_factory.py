@@ -18,7 +18,9 @@ ready = nn.Linear(WIDTH, 2)
 class Net(nn.Linear):
     def __init__(self):
         super().__init__(WIDTH, 5)
-def make(): return nn.Linear(WIDTH, 7)
+def make():
+    from late_sibling import OUT
+    return nn.Linear(WIDTH, OUT)
 def broken(): raise ValueError("no weights\\nsecond line")
 def quits(): raise SystemExit(3)
 def nothing(): return None
@@ -28,6 +30,7 @@ def nothing(): return None
 @pytest.fixture
 def nets(tmp_path: Path) -> Path:
     (tmp_path / "sibling.py").write_text("WIDTH = 4\n")
+    (tmp_path / "late_sibling.py").write_text("OUT = 7\n")
     (tmp_path / "nets.py").write_text(SOURCE)
     return tmp_path / "nets.py"
 
@@ -44,7 +47,7 @@ def test_a_function_a_class_or_a_module_of_a_file(nets: Path, attribute: str, wi
     [
         ("absent", "has no 'absent'"),
         ("number", "is int, expected a function that returns an nn.Module"),
-        ("broken", r"raised ValueError: no weights \(.*nets.py:10\)"),
+        ("broken", r"raised ValueError: no weights \(.*nets.py:12\)"),
         ("quits", "raised SystemExit: 3"),
         ("nothing", r"nothing\(\) returned NoneType, expected an nn.Module"),
     ],

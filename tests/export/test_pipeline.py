@@ -15,6 +15,7 @@ from torch import nn
 
 from export import pipeline
 from export.adapters.random_weights import Init, pack_random, random_ffn, random_stack
+from export.blocks import BlockStack
 from export.errors import ExportError, ProofError
 from export.graph import to_graph
 from export.pipeline import Options, export_module, export_packed
@@ -144,6 +145,20 @@ def test_impossible_options_are_refused_before_any_work(tmp_path: Path, options:
 def test_a_module_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="has no weights"):
         export_module(nn.ReLU(), Options("relu", tmp_path), d=4)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Conv1d(8, 8, 1, groups=2), r"operator Conv \(node .*\) uses the weight '.*weight' of shape \(8, 4, 1\)"),
+        (BlockStack([]), "expected one or more TransformerBlocks"),
+        (nn.GRU(8, 8, batch_first=True), "not position-wise|no nn.Linear"),
+    ],
+)
+def test_what_cannot_be_served_as_matmuls_leaves_nothing(tmp_path: Path, module: nn.Module, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        export_module(module, Options("x", tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
