@@ -52,3 +52,12 @@ bench: .venv/.ready ## The service against the same graph in-process: ratios, an
 .PHONY: docker-test
 docker-test: .venv/.ready ## Build the image and run it for real: confined, right, and losing nothing when stopped
 	$(BIN)/python -m deploy.docker_test
+
+.PHONY: models
+models: .venv/.ready ## Make the two bundles that the repository ships
+	$(BIN)/tokenslab export random ffn --name demo-ffn --d 64 --d-ff 256 --activation gelu --seed 0 --overwrite
+	$(BIN)/tokenslab export random block --name demo-block --layers 2 --d 64 --heads 4 --d-ff 256 --seed 0 --overwrite
+
+.PHONY: docs
+docs: .venv/.ready ## Generate docs/settings.md from the settings model
+	$(BIN)/python -m deploy.settings_page

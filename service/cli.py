@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,13 +20,13 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    models: Annotated[Path | None, typer.Option(help="Model repository [default: models]")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one [default: 8000]")] = None,
-    provider: Annotated[str | None, typer.Option(help="cpu or cuda: exactly this, or no start [default: cpu]")] = None,
-    versions: Annotated[str | None, typer.Option(help="latest or all [default: latest]")] = None,
-    threads: Annotated[int | None, typer.Option(help="ONNX Runtime threads [default: the CPU quota]")] = None,
-    windows: Annotated[bool | None, typer.Option(help="Pack requests together, or one a run [default: pack]")] = None,
+    models: Annotated[Path | None, typer.Option(help="Model repository (default: models)")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default: 127.0.0.1)")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one (default: 8000)")] = None,
+    provider: Annotated[str | None, typer.Option(help="cpu or cuda: exactly this, or no start (default: cpu)")] = None,
+    versions: Annotated[str | None, typer.Option(help="latest or all (default: latest)")] = None,
+    threads: Annotated[int | None, typer.Option(help="ONNX Runtime threads (default: the CPU quota)")] = None,
+    windows: Annotated[bool | None, typer.Option(help="Pack requests together, or one a run (default: pack)")] = None,
     max_window_tokens: Annotated[int | None, typer.Option(help="Token budget of a window")] = None,
     max_wait_ms: Annotated[float | None, typer.Option(help="How long a free engine waits for more")] = None,
     max_queue_tokens: Annotated[int | None, typer.Option(help="Tokens accepted and not yet answered")] = None,
@@ -64,6 +65,8 @@ def _run(settings: Settings) -> None:
     from service.repository import load_repository
     from service.server import Server
 
+    # As PID 1 of a container a process ignores SIGTERM unless it has a handler; the server brings its own later.
+    signal.signal(signal.SIGTERM, _stop_loading)
     try:
         repository = load_repository(settings)
     except TokenslabError as error:
@@ -75,3 +78,7 @@ def _run(settings: Settings) -> None:
         raise typer.Exit(128 + server.stopped_by)
     if not server.started:
         raise typer.Exit(1)
+
+
+def _stop_loading(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
