@@ -113,7 +113,10 @@ def pack(parts: list[Float32], slab: Float32) -> Float32:
 
 
 def split(out: Float32, counts: list[int]) -> list[Float32]:
-    """Rows of `out` (rows, d) for each piece, as views.
+    """Rows of `out` (rows, d_out) for each piece.
+
+    A piece of less than a quarter of the window is a copy, a larger one a view: a client that reads slowly then keeps at
+    most four times its own answer in memory, not the whole window's.
 
     Raises:
         ValueError: `counts` do not add up to the rows of `out`; nobody is given somebody else's rows.
@@ -121,7 +124,8 @@ def split(out: Float32, counts: list[int]) -> list[Float32]:
     if sum(counts) != len(out):
         raise ValueError(f"the engine returned {len(out)} rows for a window of {sum(counts)}")
     edges = np.cumsum([0, *counts]).tolist()
-    return [out[start:stop] for start, stop in pairwise(edges)]
+    pieces = [out[start:stop] for start, stop in pairwise(edges)]
+    return [piece.copy() if 4 * len(piece) < len(out) else piece for piece in pieces]
 
 
 def drop_padding(tokens: Float32, seq_lens: Int64) -> Float32:

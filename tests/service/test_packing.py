@@ -117,6 +117,13 @@ def test_split_returns_to_each_what_pack_took_from_it(counts: list[int], capacit
         np.testing.assert_array_equal(part, back)
 
 
+def test_a_small_piece_does_not_keep_the_whole_window_alive() -> None:
+    out = np.zeros((100, 4), np.float32)
+    small, large = split(out, [24, 76])
+    assert small.base is None
+    assert large.base is out
+
+
 def test_split_refuses_an_answer_of_another_length_than_the_window() -> None:
     with pytest.raises(ValueError, match="returned 4 rows for a window of 5"):
         split(np.zeros((4, 2), np.float32), [2, 3])
