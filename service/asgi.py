@@ -43,5 +43,5 @@ def error_response(error: RequestError) -> tuple[int, list[tuple[bytes, bytes]],
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", b"POST"))
     if isinstance(error, Unsupported):
-        headers.append((b"accept-encoding", b"identity"))
+        headers.append((b"accept-encoding", b"gzip, deflate, identity"))
     return error.status, headers, text

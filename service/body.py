@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,12 +11,15 @@ from typing import Any, Final
 import numpy as np
 
 from service.batcher import Client
-from service.errors import BodyTimeout, TooLarge
+from service.errors import BodyTimeout, InvalidInput, TooLarge
 
 # After a refusal, how much of an unread body is taken off the connection so that the client sees the answer and not a
 # reset: what a fast client has sent before it reads, no more.
 DISCARD_BYTES: Final = 8 << 20
 DISCARD_S: Final = 2.0
+
+_WBITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+ENCODINGS: Final = tuple(_WBITS)
 
 
 class BodyLost(Exception):
@@ -112,3 +116,23 @@ class RequestBody:
     @property
     def complete(self) -> bool:
         return self._complete
+
+
+def inflate(data: memoryview, encoding: str, limits: BodyLimits) -> memoryview:
+    """A gzip or deflate (zlib) body, never more than `limits.size` bytes of it in memory.
+
+    Raises:
+        TooLarge: it holds more.
+        InvalidInput: it is no such stream, ends early, or is followed by other bytes.
+    """
+    stream = zlib.decompressobj(_WBITS[encoding])
+    try:
+        plain = stream.decompress(data, limits.size + 1)
+    except zlib.error as cause:
+        raise InvalidInput(f"Content-Encoding: the body is not {encoding}: {cause}") from cause
+    if len(plain) > limits.size:
+        raise TooLarge(f"body: more than {limits.size} bytes after {encoding} ({limits.name})")
+    if not stream.eof or stream.unused_data:
+        found = "followed by other bytes" if stream.eof else "cut short"
+        raise InvalidInput(f"Content-Encoding: the {encoding} stream is {found}")
+    return memoryview(plain)

@@ -6,6 +6,7 @@ server's own state when the window is planned, so no task watches a request.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Final
 from urllib.parse import parse_qs
@@ -14,7 +15,7 @@ import numpy as np
 
 from service.asgi import JSON, Receive, Scope, Send, refuse
 from service.batcher import Answer, Batcher, Client, ClientGone
-from service.body import BodyLimits, BodyLost, RequestBody
+from service.body import ENCODINGS, BodyLimits, BodyLost, RequestBody, inflate
 from service.errors import (
     InternalFault,
     InvalidInput,
@@ -57,6 +58,8 @@ class Infer:
             model, signature = self._route(scope["path"])
             headers = _Headers(scope)
             data = await body.read(headers.length, self._limits)
+            if headers.encoding:
+                data = await asyncio.to_thread(inflate, data, headers.encoding, self._limits)
             request = headers.decode(signature, data, scope["query_string"], self._max_json)
             answer = await self._run(model, request, body.client)
             parts, extra = _encode(signature, request, answer)
@@ -109,7 +112,7 @@ def is_infer(path: str) -> bool:
 class _Headers:
     """The few request headers that matter here."""
 
-    __slots__ = ("content_type", "json_length", "length")
+    __slots__ = ("content_type", "encoding", "json_length", "length")
 
     def __init__(self, scope: Scope) -> None:
         if scope["method"] != "POST":
@@ -117,7 +120,7 @@ class _Headers:
         self.content_type = b""
         self.json_length: bytes | None = None
         self.length: int | None = None
-        encoding = b""
+        self.encoding = ""  # gzip or deflate, if any
         for name, value in scope["headers"]:
             if name == b"content-length":
                 self.length = int(value)  # the server's parser has checked it
@@ -126,9 +129,9 @@ class _Headers:
             elif name == b"inference-header-content-length":
                 self.json_length = value
             elif name == b"content-encoding":
-                encoding = value.strip().lower()
-        if encoding not in (b"", b"identity"):
-            raise Unsupported(f"Content-Encoding: found {encoding[:40].decode('latin-1')!r}, expected identity")
+                self.encoding = value.strip().lower().decode("latin-1").replace("identity", "")
+        if self.encoding and self.encoding not in ENCODINGS:
+            raise Unsupported(f"Content-Encoding: found {self.encoding[:40]!r}, expected {' or '.join(ENCODINGS)}")
         if self.content_type not in (b"", JSON, OCTETS, NPY):
             raise UnsupportedMedia(
                 f"Content-Type: found {self.content_type[:80].decode('latin-1')!r}, expected application/json, "

@@ -115,8 +115,8 @@ def pack(parts: list[Float32], slab: Float32) -> Float32:
 def split(out: Float32, counts: list[int]) -> list[Float32]:
     """Rows of `out` (rows, d_out) for each piece.
 
-    A piece of less than a quarter of the window is a copy, a larger one a view: a client that reads slowly then keeps at
-    most four times its own answer in memory, not the whole window's.
+    A piece of less than a quarter of the window is a copy, a larger one a view: a client that reads slowly then keeps
+    at most four times its own answer in memory, not the whole window's.
 
     Raises:
         ValueError: `counts` do not add up to the rows of `out`; nobody is given somebody else's rows.

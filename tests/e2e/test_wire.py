@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import socket
 import threading
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -158,6 +161,36 @@ def test_tritons_aio_client_works_unchanged(server: Server) -> None:
     x, outs = asyncio.run(run())
     for out in outs:
         np.testing.assert_array_equal(out, server.infer("ffn", x))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_compressed_bodies_are_inflated_within_the_body_limit(server: Server, encoding: str) -> None:
+    pack: Callable[[bytes], bytes] = gzip.compress if encoding == "gzip" else zlib.compress
+    x = tokens(3)
+    body, headers = binary(x)
+    headers["Content-Encoding"] = encoding
+    status, got, data = server.ask("/v2/models/ffn/infer", pack(body), headers)
+    assert status == 200
+    np.testing.assert_array_equal(out_of(got, data), server.infer("ffn", x))
+    for broken, expected, message in (
+        (pack(body)[:-3], 400, "cut short"),
+        (pack(body) + b"more", 400, "followed by other bytes"),
+        (body, 400, f"not {encoding}"),
+        (pack(bytes(64 << 20)), 413, f"after {encoding} (max_body_mib)"),
+    ):
+        status, _, data = server.ask("/v2/models/ffn/infer", broken, headers)
+        assert (status, message in error_of(data)) == (expected, True), data
+
+
+def test_tritons_client_may_compress(server: Server) -> None:
+    from tritonclient import http
+
+    x = tokens(6)
+    with http.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        inputs = [http.InferInput("tokens", x.shape, "FP32").set_data_from_numpy(x)]
+        for algorithm in ("gzip", "deflate"):
+            result = client.infer("ffn", inputs, request_compression_algorithm=algorithm)
+            np.testing.assert_array_equal(result.as_numpy("out"), server.infer("ffn", x))
 
 
 def altered(change: str) -> tuple[bytes, dict[str, str]]:
