@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
+export ORT_DISABLE_TELEMETRY := 1
+
 PYTHON ?= python3
 # An index that holds torch's CPU wheels, for machines where the default one would bring the CUDA stack.
 TORCH_INDEX ?=

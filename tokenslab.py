@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -26,7 +26,7 @@ COMMANDS = {
 }
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def tokenslab(
     show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit")] = False,
 ) -> None:
@@ -39,20 +39,27 @@ def tokenslab(
 def main() -> None:
     """Run the command line; a command whose extra is missing says so."""
     named = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
-    for command, (module, extra) in COMMANDS.items():
+    for command, (module, _) in COMMANDS.items():
         if named in COMMANDS and named != command:
             continue
         try:
-            loaded = import_module(module)
+            import_module(module).register(app)
         except ModuleNotFoundError as missing:
-            if named != command:
-                continue  # not asked for: the help lists what is installed
-            typer.echo(
-                f"tokenslab {command} needs the package {missing.name!r}: pip install 'tokenslab[{extra}]'", err=True
-            )
-            raise SystemExit(2) from missing
-        loaded.register(app)
-    app()
+            if named == command:
+                _name_extra(command, missing)
+            # Not asked for: the help lists what is installed.
+    try:
+        app()
+    except ModuleNotFoundError as missing:
+        if named not in COMMANDS:
+            raise
+        _name_extra(named, missing)
+
+
+def _name_extra(command: str, missing: ModuleNotFoundError) -> NoReturn:
+    extra = COMMANDS[command][1]
+    typer.echo(f"tokenslab {command} needs the package {missing.name!r}: pip install 'tokenslab[{extra}]'", err=True)
+    raise SystemExit(2) from missing
 
 
 if __name__ == "__main__":

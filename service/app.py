@@ -26,6 +26,7 @@ from service.settings import Settings
 log = logging.getLogger("tokenslab")
 
 CONTROL_BODY_BYTES = 1 << 16
+ENGINE_STOP_S = 1.0
 
 
 class App:
@@ -95,8 +96,9 @@ class App:
             yield
         finally:
             self.lifecycle.started = False
-            if not await asyncio.to_thread(engine.stop, settings.drain_limit_s):
-                log.error("the engine is still running a window after %s s; leaving it", settings.drain_limit_s)
+            # Everything that was to be answered is; a window that still runs is nobody's.
+            if not await asyncio.to_thread(engine.stop, ENGINE_STOP_S):
+                log.error("the engine is still running a window after %s s; leaving it", ENGINE_STOP_S)
             log.info("stopped: %d requests accepted, %d answered with a result", batcher.accepted, batcher.answered)
 
 

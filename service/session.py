@@ -40,7 +40,6 @@ def open_session(path: Path, provider: Provider, threads: int) -> ort.InferenceS
         ProviderError: the provider is not in this build of ONNX Runtime, or did not take the session.
         BundleError: ONNX Runtime cannot load the file; the message names it and gives the cause.
     """
-    ort.disable_telemetry_events()  # the official wheels report their use otherwise (ONNX Runtime's Privacy.md)
     wanted = PROVIDERS[provider]
     available = ort.get_available_providers()
     if wanted not in available:
