@@ -12,13 +12,16 @@ from typing import Final
 
 import numpy as np
 
-from service.recheck import Float32, Kind
+from service.manifest import Kind
+from service.packing import Float32
 
 WINDOWS: Final = (2, 7, 64, 257)  # rows; 257 crosses every tile and leaves one over
 _SEQUENCE_WINDOWS: Final = (2, 7, 40)  # sequences
+_LARGE: Final = 2048  # tokens of the largest window, about what the service packs
 _ROWS: Final = 24  # rows that are followed through all windows
 _LENGTHS: Final = (1, 1, 2, 3, 5, 7, 11, 13, 17, 31)  # tokens of the sequences that are followed
 _LONGEST: Final = 128
+_LARGE_LONGEST: Final = 512  # tokens of one sequence of the largest window
 _LOUD: Final = (30, 1000)
 _BAD: Final = {"NaN": (np.nan,), "Inf": (np.inf, -np.inf)}
 
@@ -63,6 +66,7 @@ def settings(kind: Kind, d_in: int, rng: np.random.Generator) -> Iterator[Settin
     calm = [random_rows(rng, int(length), d_in) for length in lengths]
     for parts in _SEQUENCE_WINDOWS if kind == "sequence" else WINDOWS:
         yield Setting(f"among random neighbours, {parts} {noun}", parts, calm, [])
+    yield _large(kind, calm, rng)
     few, crowd = calm[:_ROWS], 40 if kind == "sequence" else 64
     for factor in _LOUD:
         yield Setting(f"beside {noun} {factor}x larger", crowd, [np.float32(factor) * part for part in few], [])
@@ -71,6 +75,16 @@ def settings(kind: Kind, d_in: int, rng: np.random.Generator) -> Iterator[Settin
     if kind == "sequence":
         short, long = [random_rows(rng, 1, d_in) for _ in range(crowd)], random_rows(rng, _LONGEST, d_in)
         yield Setting("one long sequence beside many short", crowd, short, [long])
+
+
+def _large(kind: Kind, calm: list[Float32], rng: np.random.Generator) -> Setting:
+    """One window of `_LARGE` tokens for all the parts that are followed; neighbours repeat."""
+    if kind == "position-wise":
+        return Setting(f"among random neighbours, {_LARGE} rows", _LARGE, calm, [])
+    long = random_rows(rng, _LARGE_LONGEST, calm[0].shape[1])
+    average = sum(map(len, calm)) / len(calm)
+    parts = len(_LENGTHS) + 1 + round((_LARGE - _LARGE_LONGEST - sum(_LENGTHS)) / average)
+    return Setting(f"among random neighbours, about {_LARGE} tokens in sequences of up to {_LARGE_LONGEST}", parts, calm, [long])
 
 
 def poisoned_parts(kind: Kind, d_in: int, rng: np.random.Generator) -> list[Float32]:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,6 +24,9 @@ from service.metrics import Metrics
 from service.packing import Float32, Int64, Limits, Piece, piece_seq_lens, plan_window, split
 
 log = logging.getLogger("tokenslab.batcher")
+
+# Deadlines that pass within this time of one another are found by one look at all open requests.
+SWEEP_S = 0.005
 
 
 class Client(Protocol):
@@ -72,14 +76,15 @@ class Answer:
 class Request:
     """One admitted request on its way through one or more windows."""
 
-    model: ServedModel
+    lane: _Lane
     tokens: Float32  # (rows, d_in)
     rows: int
     ends: Int64 | None
     client: Client
-    future: asyncio.Future[Answer]
+    future: asyncio.Future[Answer] | None  # None once its outcome was taken
     arrived: float
     deadline: float
+    queued: float  # when it joined the queue; anew when the rest of a cut request goes to its end
     taken: int = 0
     answered: int = 0
     out: Float32 | None = None  # assembled here when the request was cut
@@ -116,6 +121,7 @@ class Batcher:
         self._soon: asyncio.Handle | None = None
         self._wait: asyncio.TimerHandle | None = None
         self._sweep: asyncio.TimerHandle | None = None
+        self._sweep_at = float("inf")
         self._open: set[Request] = set()
         self.open_tokens = 0  # accepted and not yet answered
         self.accepted = 0  # requests
@@ -139,15 +145,22 @@ class Batcher:
             EngineFailed: its window failed.
             ClientGone: the client left before its tokens were packed.
         """
-        request = self._admit(model, tokens, seq_lens, client, timeout_s)
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        request = self._admit(model, tokens, seq_lens, client, timeout_s, future)
         try:
-            return await request.future
+            return await future
         finally:
-            self._open.discard(request)
-            self.open_tokens -= request.rows
+            self._close(request)
+            del request, future, tokens  # an exception's traceback keeps this frame: it must not keep the body
 
     def _admit(
-        self, model: ServedModel, tokens: Float32, seq_lens: Int64 | None, client: Client, timeout_s: float | None
+        self,
+        model: ServedModel,
+        tokens: Float32,
+        seq_lens: Int64 | None,
+        client: Client,
+        timeout_s: float | None,
+        future: asyncio.Future[Answer],
     ) -> Request:
         rows, bounds = len(tokens), self._bounds
         if rows > bounds.queue_tokens:
@@ -165,10 +178,10 @@ class Batcher:
         now = self._clock()
         timeout = bounds.timeout_s if timeout_s is None else min(timeout_s, bounds.timeout_s)
         ends = None if seq_lens is None else np.cumsum(seq_lens)
-        request = Request(model, tokens, rows, ends, client, self._loop.create_future(), now, now + timeout)
         lane = self._lanes.get(model)
         if lane is None:
             lane = self._lanes[model] = _Lane(model)
+        request = Request(lane, tokens, rows, ends, client, future, now, now + timeout, now)
         lane.queue.append(request)
         lane.tokens += rows
         self._open.add(request)
@@ -179,6 +192,15 @@ class Batcher:
             # After everything that the loop already has in hand, so that requests read together run together.
             self._soon = self._loop.call_soon(self._take)
         return request
+
+    def _close(self, request: Request) -> None:
+        """Whatever became of it: it counts no more, and what still waits in its lane holds no body."""
+        self._open.discard(request)
+        self.open_tokens -= request.rows
+        request.lane.tokens -= request.rows - request.taken
+        request.taken = request.rows
+        # The future too: the traceback of its exception holds the frames that hold the body.
+        request.tokens, request.out, request.future = request.tokens[:0].copy(), None, None
 
     def _take(self) -> None:
         """Give the free engine its next window, if there is one to give now."""
@@ -193,7 +215,7 @@ class Batcher:
             self._start(lane)
 
     def _next_lane(self) -> _Lane | None:
-        """Of the models whose window is full or due, the one whose oldest request has waited longest.
+        """Of the models whose window is full or due, the one whose first request has queued longest.
 
         Where there is none, a timer is set for the first that becomes due.
         """
@@ -201,21 +223,20 @@ class Batcher:
         oldest: _Lane | None = None
         for lane in self._lanes.values():
             while lane.queue and self._dropped(lane.queue[0]):
-                gone = lane.queue.popleft()
-                lane.tokens -= gone.rows - gone.taken
+                lane.queue.popleft()
             if not lane.queue:
                 continue
             due = lane.queue[0].arrived + self._bounds.max_wait_s
             if lane.tokens < lane.model.limits.tokens and due > now:
                 first_due = min(first_due, due)
-            elif oldest is None or lane.queue[0].arrived < oldest.queue[0].arrived:
+            elif oldest is None or lane.queue[0].queued < oldest.queue[0].queued:
                 oldest = lane
         if oldest is None and first_due != float("inf"):
             self._wait = self._loop.call_later(first_due - now, self._take)
         return oldest
 
     def _dropped(self, request: Request) -> bool:
-        if request.future.done():
+        if request.future is None or request.future.done():
             return True
         if request.client.disconnected:
             request.future.set_exception(ClientGone())
@@ -223,13 +244,14 @@ class Batcher:
         return False
 
     def _start(self, lane: _Lane) -> None:
-        pieces = []
-        for piece in plan_window(lane.queue, lane.model.limits):
-            lane.tokens -= piece.stop - piece.start
-            if not self._dropped(piece.request):
-                pieces.append(piece)
+        pieces = plan_window(lane.queue, lane.model.limits, self._dropped)
         if not pieces:
             return
+        now = self._clock()
+        for piece in pieces:
+            lane.tokens -= piece.stop - piece.start
+            if piece.stop < piece.request.rows:
+                piece.request.queued = now
         ragged = [piece_seq_lens(p.request.ends, p.start, p.stop) for p in pieces if p.request.ends is not None]
         lens = np.concatenate(ragged) if ragged else None
         parts = [p.request.tokens[p.start : p.stop] for p in pieces]
@@ -237,12 +259,13 @@ class Batcher:
         self._submit(Window(lane.model, parts, lens, sum(map(len, parts)), self._on_engine_thread))
 
     def _on_engine_thread(self, window: Window) -> None:
-        self._loop.call_soon_threadsafe(self._finish, window)
+        with suppress(RuntimeError):  # a loop that was closed meanwhile has nobody left to answer
+            self._loop.call_soon_threadsafe(self._finish, window)
 
     def _finish(self, window: Window) -> None:
         pieces, self._running = self._running, []
         self._take()  # the engine first: it computes while the answers are written
-        label = pieces[0].request.model.label
+        label = pieces[0].request.lane.model.label
         if window.error is None and window.out is not None:
             try:
                 outs = split(window.out, [p.stop - p.start for p in pieces])
@@ -256,47 +279,52 @@ class Batcher:
                 )
             return
         compute_s = window.finished - window.started
+        answered = []
         for piece, out in zip(pieces, outs, strict=True):
             request = piece.request
             if request.queue_s < 0:
                 request.queue_s = max(0.0, window.started - request.arrived)
             request.compute_s += compute_s
-            self._deliver(request, piece, out, window.rows)
-        self._count(label, pieces, window.rows, compute_s)
+            if self._deliver(request, piece, out, window.rows):
+                answered.append(request)
+        self.answered += len(answered)
+        self._metrics.count_window(label, len(pieces), window.rows, compute_s)
+        self._metrics.count_answers(label, [r.rows for r in answered], [r.queue_s for r in answered])
+        log.debug("%s: a window of %d requests, %d tokens, %.2f ms", label, len(pieces), window.rows, compute_s * 1e3)
 
-    def _deliver(self, request: Request, piece: Piece[Request], out: Float32, window_tokens: int) -> None:
-        if request.future.done():
-            return
+    def _deliver(self, request: Request, piece: Piece[Request], out: Float32, window_tokens: int) -> bool:
+        """Give `request` its rows; True when that completes its answer."""
+        if request.future is None or request.future.done():
+            return False
         if len(out) < request.rows:
             if request.out is None:
                 request.out = np.empty((request.rows, out.shape[1]), np.float32)
             request.out[piece.start : piece.stop] = out
             request.answered += len(out)
             if request.answered < request.rows:
-                return
+                return False
             out = request.out
-        self.answered += 1
         request.future.set_result(Answer(out, request.queue_s, request.compute_s, window_tokens))
+        return True
 
     def _fail(self, request: Request, error: RequestError) -> None:
-        if not request.future.done():
+        if request.future is not None and not request.future.done():
             request.future.set_exception(error)
 
     def _watch(self, deadline: float) -> None:
         """One timer for all deadlines, at the earliest that was known when it was set."""
-        delay = max(0.0, deadline - self._clock())
-        at = self._loop.time() + delay
-        if self._sweep is None or at < self._sweep.when():
+        if deadline < self._sweep_at:
             if self._sweep is not None:
                 self._sweep.cancel()
-            self._sweep = self._loop.call_later(delay, self._expire)
+            self._sweep_at = deadline
+            self._sweep = self._loop.call_later(max(0.0, deadline - self._clock()), self._expire)
 
     def _expire(self) -> None:
-        self._sweep = None
+        self._sweep, self._sweep_at = None, float("inf")
         now = self._clock()
         earliest = float("inf")
         for request in self._open:
-            if request.future.done():
+            if request.future is None or request.future.done():
                 continue
             if request.deadline <= now:
                 waited = now - request.arrived
@@ -305,18 +333,4 @@ class Batcher:
             else:
                 earliest = min(earliest, request.deadline)
         if earliest != float("inf"):
-            self._watch(earliest)
-
-    def _count(self, label: str, pieces: list[Piece[Request]], rows: int, compute_s: float) -> None:
-        metrics = self._metrics
-        finished = [p for p in pieces if p.stop == p.request.rows]
-        metrics.windows.labels(label).inc()
-        metrics.requests.labels(label).inc(len(finished))
-        metrics.tokens.labels(label).inc(sum(p.request.rows for p in finished))
-        metrics.window_tokens.labels(label).observe(rows)
-        metrics.window_requests.labels(label).observe(len(pieces))
-        metrics.compute.labels(label).observe(compute_s)
-        queue = metrics.queue.labels(label)
-        for piece in finished:
-            queue.observe(piece.request.queue_s)
-        log.debug("%s: a window of %d requests, %d tokens, %.2f ms", label, len(pieces), rows, compute_s * 1e3)
+            self._watch(max(earliest, now + SWEEP_S))

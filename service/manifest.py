@@ -22,6 +22,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 RESERVED: Final = frozenset({"stats"})  # GET /v2/models/stats is the protocol's own
 
 Precision = Literal["fp32", "int8"]
+Kind = Literal["position-wise", "sequence"]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -69,7 +70,7 @@ class Manifest(Strict):
     schema_version: Literal[1] = 1
     name: Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
     version: int = Field(ge=1)
-    kind: Literal["position-wise", "sequence"] = Field(
+    kind: Kind = Field(
         description="position-wise: rows are independent and may be cut anywhere; sequence: rows of one sequence "
         "attend to one another and `seq_lens` is an input"
     )

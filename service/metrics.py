@@ -1,4 +1,4 @@
-"""What the service counts, in Prometheus' terms. One registry per application; the hot path pays per window.
+"""What the service counts, in Prometheus' terms. One registry per application; counted per window, not per request.
 
 Times are seconds, sizes tokens. `model` is `<name>-<precision>`.
 """
@@ -71,6 +71,21 @@ class Metrics:
         )
         self.queue_tokens = Gauge("tokenslab_queue_tokens", "Tokens accepted, not yet answered", registry=registry)
         self.ready = Gauge("tokenslab_ready", "1 while requests are welcome", registry=registry)
+
+    def count_answers(self, model: str, tokens: list[int], queue_s: list[float]) -> None:
+        """Requests that one window answered: the tokens of each, and how long each queued."""
+        self.requests.labels(model).inc(len(tokens))
+        self.tokens.labels(model).inc(sum(tokens))
+        queue = self.queue.labels(model)
+        for seconds in queue_s:
+            queue.observe(seconds)
+
+    def count_window(self, model: str, requests: int, tokens: int, compute_s: float) -> None:
+        """One window run."""
+        self.windows.labels(model).inc()
+        self.window_tokens.labels(model).observe(tokens)
+        self.window_requests.labels(model).observe(requests)
+        self.compute.labels(model).observe(compute_s)
 
     def render(self) -> bytes:
         """The exposition text."""

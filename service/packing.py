@@ -6,6 +6,7 @@ Owns no clock, loop, socket or session. Rows are tokens; the width does not matt
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -45,8 +46,8 @@ class Limits:
     divisible: bool = True  # False: a request is never split over windows
 
 
-def plan_window(queue: deque[P], limits: Limits) -> list[Piece[P]]:
-    """Take the next window off `queue`, oldest first.
+def plan_window(queue: deque[P], limits: Limits, dropped: Callable[[P], bool] = lambda _: False) -> list[Piece[P]]:
+    """Take the next window off `queue`, oldest first; requests that are `dropped` leave it and take no room.
 
     A request within the budget is never split: it waits at the head for a window with room. A larger one is cut to the
     room that is left (position-wise: anywhere; sequences: between sequences) and what remains goes to the *end* of the
@@ -60,6 +61,9 @@ def plan_window(queue: deque[P], limits: Limits) -> list[Piece[P]]:
         if left == 0 or room <= 0:
             break
         request = queue[0]
+        if dropped(request):
+            queue.popleft()
+            continue
         count = _fitting(request, room, limits, alone=not pieces)
         if count == 0:
             break
@@ -130,13 +134,17 @@ def split(out: Float32, counts: list[int]) -> list[Float32]:
 
 def drop_padding(tokens: Float32, seq_lens: Int64) -> Float32:
     """(batch, seq, d) right-padded -> (sum of seq_lens, d) packed."""
-    return tokens[_real(tokens.shape[1], seq_lens)]
+    batch, seq, width = tokens.shape
+    if not batch:  # then `seq` is bounded by no data
+        return np.empty((0, width), np.float32)
+    return tokens[_real(seq, seq_lens)]
 
 
 def restore_padding(out: Float32, seq_lens: Int64, seq: int) -> Float32:
     """(sum of seq_lens, d) packed -> (batch, seq, d) with zeros for the padding."""
     padded = np.zeros((len(seq_lens), seq, out.shape[1]), np.float32)
-    padded[_real(seq, seq_lens)] = out
+    if len(seq_lens):
+        padded[_real(seq, seq_lens)] = out
     return padded
 
 

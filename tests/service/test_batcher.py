@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -363,6 +364,78 @@ async def test_windows_off_runs_one_request_at_a_time() -> None:
             b.engine.finish(window)
         assert sizes == [1, 2, 100]
         assert [await rows_of(task) for task in tasks] == [1, 2, 100]
+
+
+@on_loop
+async def test_a_huge_request_of_one_model_does_not_starve_another_model() -> None:
+    async with bench() as b:
+        huge, other = Doubler("huge"), Doubler("other")
+        b.post(640, huge)
+        first = await b.engine.next()
+        b.now[0] = 1.0
+        b.post(1, other)
+        await b.settle()
+        b.now[0] = 2.0
+        b.engine.finish(first)
+        order = []
+        for _ in range(3):
+            window = await b.engine.next()
+            order.append(window.model.label)  # type: ignore[attr-defined]
+            b.now[0] += 1.0
+            b.engine.finish(window)
+        assert order == ["huge", "other", "huge"] or order == ["other", "huge", "huge"]
+
+
+@on_loop
+async def test_a_request_that_timed_out_in_the_queue_no_longer_holds_its_body() -> None:
+    async with bench(timeout_s=0.01) as b:
+        model = Doubler()
+        b.post(1, model)
+        window = await b.engine.next()
+        body = np.zeros((50, D), np.float32)
+        held = weakref.ref(body)
+        task = asyncio.create_task(b.batcher.submit(model, body, None, Client()))
+        del body
+        await b.settle()
+        b.now[0] = 1.0
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(outcome, DeadlineExceeded)
+        del task, outcome
+        await b.settle()
+        assert held() is None
+        assert b.batcher.open_tokens == 0
+        b.engine.finish(window)
+
+
+@on_loop
+async def test_those_who_left_take_no_room_in_a_window() -> None:
+    async with bench() as b:
+        model, gone = Doubler(), Client()
+        b.post(1, model)
+        first = await b.engine.next()
+        b.post(2, model)
+        left = b.post(60, model, client=gone)
+        b.post(50, model)
+        await b.settle()
+        gone.disconnected = True
+        b.engine.finish(first)
+        assert (await b.engine.next()).rows == 52
+        with pytest.raises(ClientGone):
+            await left
+
+
+@on_loop
+async def test_a_request_that_was_told_no_is_not_counted_as_answered() -> None:
+    async with bench(timeout_s=0.01) as b:
+        late = b.post(1, Doubler())
+        window = await b.engine.next()
+        b.now[0] = 1.0
+        with pytest.raises(DeadlineExceeded):
+            await late
+        b.engine.finish(window)
+        await b.settle()
+        assert not b.metrics.registry.get_sample_value("tokenslab_requests_total", {"model": "doubler"})
+        assert b.metrics.registry.get_sample_value("tokenslab_windows_total", {"model": "doubler"}) == 1
 
 
 @on_loop
