@@ -12,7 +12,7 @@ from fastapi_offline import FastAPIOffline
 
 from service.asgi import Message, Receive, Scope, Send, refuse
 from service.batcher import Batcher, Bounds
-from service.body import BodyLimits, BodyLost, RequestBody
+from service.body import BodyBudget, BodyLimits, BodyLost, RequestBody
 from service.control import add_control_routes
 from service.engine import Engine
 from service.errors import NotReady, RequestError
@@ -26,6 +26,7 @@ from service.settings import Settings
 log = logging.getLogger("tokenslab")
 
 CONTROL_BODY_BYTES = 1 << 16
+CONTROL_BODIES_BYTES = 1 << 23
 ENGINE_STOP_S = 1.0
 
 
@@ -37,6 +38,7 @@ class App:
         self._repository = repository
         self._infer: Infer | None = None
         self._control_limits = BodyLimits(CONTROL_BODY_BYTES, settings.body_timeout_s, "control routes take no more")
+        self._control_budget = BodyBudget(CONTROL_BODIES_BYTES)
         self.lifecycle = lifecycle
         self.metrics = Metrics()
         self.metrics.ready.set_function(lambda: float(lifecycle.ready))
@@ -61,7 +63,7 @@ class App:
         if self.lifecycle.draining:
             send = _closing(send)
         if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
-            body = RequestBody(receive)
+            body = RequestBody(receive, self._control_budget)
             length = next((int(value) for name, value in scope["headers"] if name == b"content-length"), None)
             try:
                 receive = _replay(await body.read(length, self._control_limits), receive)
@@ -70,6 +72,8 @@ class App:
             except RequestError as error:
                 await refuse(error, body, send, closing=self.lifecycle.draining)
                 return
+            finally:
+                body.release()
         await self.api(scope, receive, send)
 
     def _served(self) -> Repository:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from service.body import RequestBody
-from service.errors import MethodNotAllowed, RequestError, Unsupported
+from service.errors import MethodNotAllowed, RequestError, UnsupportedEncoding
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -42,6 +42,6 @@ def error_response(error: RequestError) -> tuple[int, list[tuple[bytes, bytes]],
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", b"POST"))
-    if isinstance(error, Unsupported):
+    if isinstance(error, UnsupportedEncoding):
         headers.append((b"accept-encoding", b"gzip, deflate, identity"))
     return error.status, headers, text

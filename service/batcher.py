@@ -62,7 +62,7 @@ class Bounds:
     max_wait_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """`out` (rows, d_out) and where the time went; `window_tokens` is the size of the (last) window it ran in."""
 

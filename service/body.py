@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from service.batcher import Client
-from service.errors import BodyTimeout, InvalidInput, TooLarge
+from service.errors import BodiesFull, BodyTimeout, InvalidInput, TooLarge
 
 # After a refusal, how much of an unread body is taken off the connection so that the client sees the answer and not a
 # reset: what a fast client has sent before it reads, no more.
@@ -41,13 +41,36 @@ class _AnyClient:
     disconnected = False
 
 
+class BodyBudget:
+    """Bytes that all bodies together may take, from their first byte to their answer."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._left = size
+
+    def take(self, size: int) -> None:
+        """Raise BodiesFull if `size` bytes more are too many."""
+        if size > self._left:
+            taken = self._size - self._left
+            raise BodiesFull(
+                f"body: {taken} bytes are in flight; {size} more would exceed max_bodies_mib, {self._size}"
+            )
+        self._left -= size
+
+    def give(self, size: int) -> None:
+        """Return what was taken."""
+        self._left += size
+
+
 class RequestBody:
-    """The request's body as it arrives, and the client behind it."""
+    """The body of one request; `release` it when the request is answered."""
 
-    __slots__ = ("_complete", "_receive", "client")
+    __slots__ = ("_budget", "_complete", "_receive", "_taken", "client")
 
-    def __init__(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> None:
+    def __init__(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]], budget: BodyBudget) -> None:
         self._receive = receive
+        self._budget = budget
+        self._taken = 0
         # uvicorn's `receive` is a method of the request's own state, which knows whether the client is still there and
         # whether the body is complete; asking it costs nothing, where a task awaiting http.disconnect costs 49 us.
         cycle = getattr(receive, "__self__", None)
@@ -62,42 +85,67 @@ class RequestBody:
 
         Raises:
             TooLarge: before anything is read when `length` says so.
+            BodiesFull: all bodies together would be too much.
             BodyTimeout: nothing arrived for longer than allowed.
             BodyLost: the connection ended first.
         """
-        if length is not None and length > limits.size:
-            raise TooLarge(f"body: {length} bytes, the limit is {limits.size} ({limits.name})")
+        if length is not None:
+            if length > limits.size:
+                raise TooLarge(f"body: {length} bytes, the limit is {limits.size} ({limits.name})")
+            self._take(length)
         if self._complete:  # it came with its headers: no timer, no copy
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise BodyLost
-            return memoryview(message["body"])
-        buffer = bytearray() if length is None else None
+            return self._bounded((await self._next())[0], length, limits)
+        buffer = bytearray()
         # Untouched pages of an empty array cost no memory, so a length alone claims none.
-        array = np.empty(length or 0, np.uint8)
-        view, at = array.data, 0
-        while not self._complete:
-            chunk = await self._next(limits.silence_s, at)
-            if buffer is not None:
-                buffer += chunk
-                if len(buffer) > limits.size:
-                    raise TooLarge(f"body: more than {limits.size} bytes ({limits.name})")
-            else:
-                view[at : at + len(chunk)] = chunk
-            at += len(chunk)
-        return memoryview(buffer) if buffer is not None else view
-
-    async def _next(self, timeout_s: float, at: int) -> bytes:
+        view, at = np.empty(length or 0, np.uint8).data, 0
         try:
-            async with asyncio.timeout(timeout_s):
-                message = await self._receive()
+            async with asyncio.timeout(limits.silence_s) as silence:
+                while not self._complete:
+                    chunk, self._complete = await self._next()
+                    silence.reschedule(asyncio.get_running_loop().time() + limits.silence_s)
+                    if length is None:
+                        self._bounded(chunk, None, limits, at)
+                        buffer += chunk
+                    else:
+                        view[at : at + len(chunk)] = chunk
+                    at += len(chunk)
         except TimeoutError as cause:
-            raise BodyTimeout(f"body: nothing arrived for {timeout_s:g} s after {at} bytes (body_timeout_s)") from cause
+            raise BodyTimeout(
+                f"body: nothing arrived for {limits.silence_s:g} s after {at} bytes (body_timeout_s)"
+            ) from cause
+        return memoryview(buffer) if length is None else view
+
+    def _bounded(self, chunk: bytes, length: int | None, limits: BodyLimits, before: int = 0) -> memoryview:
+        if length is None:
+            if before + len(chunk) > limits.size:
+                raise TooLarge(f"body: more than {limits.size} bytes ({limits.name})")
+            self._take(len(chunk))
+        return memoryview(chunk)
+
+    async def _next(self) -> tuple[bytes, bool]:
+        message = await self._receive()
         if message["type"] == "http.disconnect":
             raise BodyLost
-        self._complete = not message.get("more_body", False)
-        chunk: bytes = message.get("body", b"")
-        return chunk
+        return message.get("body", b""), not message.get("more_body", False)
+
+    async def inflate(self, data: memoryview, encoding: str, limits: BodyLimits) -> memoryview:
+        """`data` inflated, off the event loop; while that lasts it counts as large as it may become."""
+        self._take(limits.size)
+        try:
+            plain = await asyncio.to_thread(inflate, data, encoding, limits)
+        finally:
+            self._take(-limits.size)
+        self._take(len(plain))
+        return plain
+
+    def _take(self, size: int) -> None:
+        self._budget.take(size)
+        self._taken += size
+
+    def release(self) -> None:
+        """The request is answered, or will not be: its bytes are free again."""
+        self._budget.give(self._taken)
+        self._taken = 0
 
     async def discard(self) -> None:
         """Take a bounded rest of the body off the connection."""
@@ -105,12 +153,9 @@ class RequestBody:
         try:
             async with asyncio.timeout(DISCARD_S):
                 while not self._complete and left > 0:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        return
-                    self._complete = not message.get("more_body", False)
-                    left -= len(message.get("body", b""))
-        except TimeoutError:
+                    chunk, self._complete = await self._next()
+                    left -= len(chunk)
+        except (TimeoutError, BodyLost):
             return
 
     @property

@@ -88,7 +88,7 @@ def _models(repository: Callable[[], Repository], lifecycle: Lifecycle) -> APIRo
     @router.get("/v2/models/{name}", summary="Model metadata, latest version")
     @router.get("/v2/models/{name}/versions/{version}", summary="Model metadata")
     async def metadata(name: str, version: str | None = None) -> Response:
-        body = _metadata(name, repository().get(name, version))
+        body = _metadata(name, repository().get(name, version), repository().versions(name))
         return Response(orjson.dumps(body), media_type="application/json")
 
     @router.get("/v2/models/{name}/ready", summary="The latest version is ready")
@@ -106,14 +106,14 @@ def _readiness(lifecycle: Lifecycle) -> Response:
     return JSONResponse({"error": "draining" if lifecycle.draining else "starting"}, 503)
 
 
-def _metadata(name: str, model: Model) -> dict[str, Any]:
+def _metadata(name: str, model: Model, versions: tuple[str, ...]) -> dict[str, Any]:
     manifest, variant = model.manifest, model.variant
     inputs = [{"name": "tokens", "datatype": "FP32", "shape": [-1, manifest.d_in]}]
     if model.has_sequences:
         inputs.append({"name": "seq_lens", "datatype": "INT64", "shape": [-1]})
     return {
         "name": name,
-        "versions": list(model.versions),
+        "versions": list(versions),
         "platform": "onnxruntime_onnx",
         "inputs": inputs,
         "outputs": [{"name": "out", "datatype": "FP32", "shape": [-1, manifest.d_out]}],

@@ -57,7 +57,7 @@ class UnsupportedMedia(RequestError):
 
 
 class QueueFull(RequestError):
-    """Admitting the request would exceed the queue's bound in tokens; a retry can help."""
+    """Admitting the request would exceed a bound on tokens or bytes; a retry can help."""
 
     status = 429
     reason = "queue_full"
@@ -71,8 +71,18 @@ class Unsupported(RequestError):
     reason = "unsupported"
 
 
+class BodiesFull(QueueFull):
+    """The bodies being received or answered leave no room for this one."""
+
+    reason = "bodies_full"
+
+
+class UnsupportedEncoding(Unsupported):
+    """A Content-Encoding other than gzip and deflate."""
+
+
 class NotReady(RequestError):
-    """Starting or draining."""
+    """Starting."""
 
     status = 503
     reason = "not_ready"

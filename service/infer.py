@@ -6,8 +6,8 @@ server's own state when the window is planned, so no task watches a request.
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from math import prod
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -15,14 +15,15 @@ import numpy as np
 
 from service.asgi import JSON, Receive, Scope, Send, refuse
 from service.batcher import Answer, Batcher, Client, ClientGone
-from service.body import ENCODINGS, BodyLimits, BodyLost, RequestBody, inflate
+from service.body import ENCODINGS, BodyBudget, BodyLimits, BodyLost, RequestBody
 from service.errors import (
     InternalFault,
     InvalidInput,
     MethodNotAllowed,
     NotReady,
     RequestError,
-    Unsupported,
+    TooLarge,
+    UnsupportedEncoding,
     UnsupportedMedia,
 )
 from service.lifecycle import Lifecycle
@@ -35,6 +36,7 @@ log = logging.getLogger("tokenslab.infer")
 
 OCTETS: Final = b"application/octet-stream"
 NPY: Final = b"application/x-npy"
+JOIN_BYTES: Final = 1 << 16  # below it a copy costs less than another write
 
 
 class Infer:
@@ -48,35 +50,38 @@ class Infer:
         self._metrics = metrics
         self._max_json = settings.max_json_bytes
         self._limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s, "max_body_mib")
+        self._budget = BodyBudget(settings.max_bodies_bytes)
+        self._max_rows = settings.max_queue_tokens
         self._lifecycle = lifecycle
         self._routes: dict[str, tuple[Model, Signature]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one infer request; every fault becomes `{"error": ...}` with its status."""
-        body = RequestBody(receive)
+        body = RequestBody(receive, self._budget)
         try:
-            model, signature = self._route(scope["path"])
-            headers = _Headers(scope)
-            data = await body.read(headers.length, self._limits)
-            if headers.encoding:
-                data = await asyncio.to_thread(inflate, data, headers.encoding, self._limits)
-            request = headers.decode(signature, data, scope["query_string"], self._max_json)
-            answer = await self._run(model, request, body.client)
-            parts, extra = _encode(signature, request, answer)
+            await self._answer(scope, body, send)
         except ClientGone:
             self._metrics.disconnects.labels("queue").inc()
-            return
         except BodyLost:
             self._metrics.disconnects.labels("body").inc()
-            return
         except RequestError as error:
             await self._refuse(error, body, send)
-            return
         except Exception:
             log.exception("infer failed on %s", scope["path"])
             await self._refuse(InternalFault("internal error; see the service's log"), body, send)
-            return
-        await _answer(parts, extra, send, closing=self._lifecycle.draining)
+        finally:
+            body.release()
+
+    async def _answer(self, scope: Scope, body: RequestBody, send: Send) -> None:
+        model, signature = self._route(scope["path"])
+        headers = _Headers(scope)
+        data = await body.read(headers.length, self._limits)
+        if headers.encoding:
+            data = await body.inflate(data, headers.encoding, self._limits)
+        request = headers.decode(signature, data, scope["query_string"], self._max_json)
+        answer = await self._run(model, request, body.client)
+        parts, extra = _encode(signature, request, answer)
+        await _send(parts, extra, send, closing=self._lifecycle.draining)
 
     def _route(self, path: str) -> tuple[Model, Signature]:
         if not self._lifecycle.started:
@@ -96,6 +101,11 @@ class Infer:
         await refuse(error, body, send, closing=self._lifecycle.draining)
 
     async def _run(self, model: Model, request: Decoded, client: Client) -> Answer:
+        if request.batch is not None and prod(request.batch) > self._max_rows:
+            raise TooLarge(
+                f"tokens: {request.batch[0]} x {request.batch[1]} rows with their padding, "
+                f"the queue holds {self._max_rows} (max_queue_tokens)"
+            )
         if not len(request.tokens):
             return Answer(np.empty((0, model.manifest.d_out), np.float32), 0.0, 0.0, 0)
         return await self._batcher.submit(model, request.tokens, request.seq_lens, client, request.timeout_s)
@@ -129,9 +139,13 @@ class _Headers:
             elif name == b"inference-header-content-length":
                 self.json_length = value
             elif name == b"content-encoding":
-                self.encoding = value.strip().lower().decode("latin-1").replace("identity", "")
+                self.encoding = value.strip().lower().decode("latin-1")
+        if self.encoding == "identity":
+            self.encoding = ""
         if self.encoding and self.encoding not in ENCODINGS:
-            raise Unsupported(f"Content-Encoding: found {self.encoding[:40]!r}, expected {' or '.join(ENCODINGS)}")
+            raise UnsupportedEncoding(
+                f"Content-Encoding: found {self.encoding[:40]!r}, expected {' or '.join(ENCODINGS)}"
+            )
         if self.content_type not in (b"", JSON, OCTETS, NPY):
             raise UnsupportedMedia(
                 f"Content-Type: found {self.content_type[:80].decode('latin-1')!r}, expected application/json, "
@@ -166,13 +180,16 @@ def _encode(
     return parts, [(b"server-timing", timing), (b"content-type", OCTETS), length]
 
 
-async def _answer(
+async def _send(
     parts: list[bytes | memoryview], headers: list[tuple[bytes, bytes]], send: Send, *, closing: bool
 ) -> None:
-    headers.append((b"content-length", b"%d" % sum(map(len, parts))))
+    size = sum(map(len, parts))
+    headers.append((b"content-length", b"%d" % size))
     if closing:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": 200, "headers": headers})
+    if size <= JOIN_BYTES:
+        parts = [b"".join(parts)]
     for part in parts[:-1]:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": parts[-1]})

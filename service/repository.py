@@ -30,7 +30,6 @@ class Model:
 
     label: str  # <name>-<precision>, in metrics and logs
     version: str
-    versions: tuple[str, ...]  # all that are served under this name
     manifest: Manifest
     variant: Variant
     session: ort.InferenceSession
@@ -57,17 +56,22 @@ class Repository:
 
     def __init__(self, models: dict[tuple[str, str], Model]) -> None:
         self._models = models
-        self._latest = {name: models[name, model.versions[-1]] for (name, _), model in models.items()}
+        self._versions: dict[str, tuple[str, ...]] = {}
+        for name, version in sorted(models, key=_order):
+            self._versions[name] = (*self._versions.get(name, ()), version)
+
+    def versions(self, name: str) -> tuple[str, ...]:
+        """All versions that are served under `name`, oldest first."""
+        return self._versions[name]
 
     def get(self, name: str, version: str | None = None) -> Model:
         """The model, its latest version unless one is named; raises NotFound with what there is."""
-        model = self._latest.get(name) if version is None else self._models.get((name, version))
-        if model is not None:
-            return model
-        if name in self._latest:
-            served = ", ".join(self._latest[name].versions)
-            raise NotFound(f"model {name!r} has no version {version!r} here; served: {served}")
-        raise NotFound(f"unknown model {name!r}; served: {', '.join(sorted(self._latest))}")
+        if name not in self._versions:
+            raise NotFound(f"unknown model {name!r}; served: {', '.join(self._versions)}")
+        model = self._models.get((name, version or self._versions[name][-1]))
+        if model is None:
+            raise NotFound(f"model {name!r} has no version {version!r} here; served: {', '.join(self._versions[name])}")
+        return model
 
     def __iter__(self) -> Iterator[tuple[str, Model]]:
         return iter((name, self._models[name, version]) for name, version in sorted(self._models, key=_order))
@@ -88,17 +92,14 @@ def load_repository(settings: Settings) -> Repository:
     if not root.is_dir():
         raise BundleError(f"{root.absolute()}: the model repository is not a folder")
     models: dict[tuple[str, str], Model] = {}
+    owners: dict[str, Path] = {}
     for folder in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")):
         versions = _versions(folder)
-        if settings.versions == "latest":
-            versions = versions[-1:]
-        for version in versions:
-            for name, model in _load_bundle(folder / str(version), tuple(map(str, versions)), settings).items():
-                if (name, model.version) in models:
-                    other = models[name, model.version].manifest.name
-                    raise BundleError(
-                        f"{folder}: its model {name!r} clashes with one of {root / other}: rename one of them"
-                    )
+        for version in versions if settings.versions == "all" else versions[-1:]:
+            for name, model in _load_bundle(folder / str(version), settings).items():
+                owner = owners.setdefault(name, folder)
+                if owner != folder:
+                    raise BundleError(f"{folder}: its model {name!r} clashes with one of {owner}: rename one of them")
                 models[name, model.version] = model
     if not models:
         raise BundleError(f"{root.absolute()}: no bundle in it (looked for <name>/<version>/{MANIFEST})")
@@ -120,7 +121,7 @@ def _versions(folder: Path) -> list[int]:
     return sorted(versions)
 
 
-def _load_bundle(folder: Path, versions: tuple[str, ...], settings: Settings) -> dict[str, Model]:
+def _load_bundle(folder: Path, settings: Settings) -> dict[str, Model]:
     manifest = read_manifest(folder)
     variants = [v for v in manifest.variants if v.provider == settings.provider]
     if manifest.default_precision not in {v.precision for v in variants}:
@@ -130,16 +131,14 @@ def _load_bundle(folder: Path, versions: tuple[str, ...], settings: Settings) ->
         )
     named: dict[str, Model] = {}
     for variant in variants:
-        model = _load_variant(folder, manifest, variant, versions, settings)
+        model = _load_variant(folder, manifest, variant, settings)
         named[model.label] = model
         if variant.precision == manifest.default_precision:
             named[manifest.name] = model
     return named
 
 
-def _load_variant(
-    folder: Path, manifest: Manifest, variant: Variant, versions: tuple[str, ...], settings: Settings
-) -> Model:
+def _load_variant(folder: Path, manifest: Manifest, variant: Variant, settings: Settings) -> Model:
     began = time.perf_counter()
     path = folder / variant.file
     session = open_session(path, variant.provider, settings.threads)
@@ -147,8 +146,8 @@ def _load_variant(
     slab = np.empty((settings.max_window_tokens, manifest.d_in), np.float32)
     limits = _limits(manifest.name, variant, settings)
     label = f"{manifest.name}-{variant.precision}"
-    model = Model(label, str(manifest.version), versions, manifest, variant, session, slab, limits)
-    _warm_up(path, model)
+    model = Model(label, str(manifest.version), manifest, variant, session, slab, limits)
+    _warm_up(path, model, settings.max_sequence_tokens)
     log.info(
         "loaded %s version %s on %s: certificate %s, %.1f MB, %.2f s",
         *(label, manifest.version, variant.provider, variant.certificate.kind),
@@ -175,18 +174,14 @@ def _check_signature(path: Path, session: ort.InferenceSession, manifest: Manife
         raise BundleError(f"{path}: its outputs are {outputs}, expected one float tensor 'out'")
 
 
-def _warm_up(path: Path, model: Model) -> None:
+def _warm_up(path: Path, model: Model, longest: int) -> None:
     """Run the sizes that traffic will bring, and check the certificate's claim on a sample of rows here and now."""
-    rng = np.random.default_rng(0)
-    for rows in (1, len(model.slab)):
-        tokens = rng.standard_normal((rows, model.manifest.d_in), dtype=np.float32)
-        seq_lens = np.array([rows], np.int64) if model.has_sequences else None
-        try:
-            out = model.run(tokens, seq_lens)
-        except Exception as cause:
-            raise BundleError(f"{path}: it loads but does not run at {rows} tokens: {cause}") from cause
-        if out.shape != (rows, model.manifest.d_out):
-            raise BundleError(f"{path}: out is {out.shape}, the manifest says {(rows, model.manifest.d_out)}")
+    window = len(model.slab)
+    _run_once(path, model, [1])
+    whole, rest = divmod(window, longest)
+    _run_once(path, model, [longest] * whole + ([rest] if rest else []))
+    if model.has_sequences and longest > window:
+        _run_once(path, model, [longest])
     if model.certificate.kind == "exact":
         broken = holds(model.run, model.manifest.kind, model.manifest.d_in)
         if broken is not None:
@@ -194,3 +189,14 @@ def _warm_up(path: Path, model: Model) -> None:
                 f"{path}: its certificate says exact, but not on this machine: {broken}. "
                 "Run `tokenslab verify` on the bundle here, or export it again"
             )
+
+
+def _run_once(path: Path, model: Model, lens: list[int]) -> None:
+    rows = sum(lens)
+    tokens = np.random.default_rng(0).standard_normal((rows, model.manifest.d_in), dtype=np.float32)
+    try:
+        out = model.run(tokens, np.array(lens, np.int64) if model.has_sequences else None)
+    except Exception as cause:
+        raise BundleError(f"{path}: it loads but does not run at {rows} tokens: {cause}") from cause
+    if out.shape != (rows, model.manifest.d_out):
+        raise BundleError(f"{path}: out is {out.shape}, the manifest says {(rows, model.manifest.d_out)}")

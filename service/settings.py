@@ -9,12 +9,22 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.cpu import cpu_quota
 
 MIB = 1 << 20
+
+
+# Kubernetes sets TOKENSLAB_PORT and more in every pod of a namespace with a Service named `tokenslab`.
+_SERVICE_LINK = {
+    True: "; Kubernetes sets it for a Service named tokenslab: enableServiceLinks: false in the pod prevents that"
+}
+
+
+def _linked(name: str) -> bool:
+    return name.startswith(("TOKENSLAB_SERVICE_", "TOKENSLAB_PORT_"))
 
 
 def _names(value: object) -> object:
@@ -24,7 +34,7 @@ def _names(value: object) -> object:
 class Settings(BaseSettings):
     """What the service may use and where it stops; each description says what turning the value up costs."""
 
-    model_config = SettingsConfigDict(env_prefix="TOKENSLAB_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="TOKENSLAB_", frozen=True, extra="forbid", allow_inf_nan=False)
 
     models: Path = Field(Path("models"), description="Model repository: <models>/<name>/<version>/manifest.json")
     versions: Literal["latest", "all"] = Field("latest", description="all: serves older versions too, for their memory")
@@ -56,16 +66,27 @@ class Settings(BaseSettings):
         64, gt=0, description="Largest request body, after inflating; bounds memory per request"
     )
     max_json_mib: float = Field(
-        8, gt=0, description="Largest JSON part; parsing it holds the event loop (~30 ms a MiB)"
+        8, gt=0, description="Largest JSON part, in or out; it holds the event loop, up to 0.3 s a MiB in, 10 ms out"
     )
-    timeout_s: float = Field(30, gt=0, description="Deadline of a request, from its complete body to its answer")
-    body_timeout_s: float = Field(10, gt=0, description="Longest silence within a request body before 408")
+    max_bodies_mib: float = Field(
+        512, gt=0, description="All bodies that are being received or answered, together; beyond it 429"
+    )
+    timeout_s: float = Field(
+        30, gt=0, le=86_400, description="Deadline of a request, from its whole body to its answer"
+    )
+    body_timeout_s: float = Field(10, gt=0, le=86_400, description="Longest silence within a request body before 408")
     keep_alive_s: int = Field(75, ge=1, description="How long an idle connection stays open; above a proxy's own")
     drain_delay_s: float = Field(
-        2, ge=0, description="From SIGTERM to the closing of the listener, for load balancers to notice 503 on ready"
+        2,
+        ge=0,
+        le=3600,
+        description="From SIGTERM to the closed listener: time for balancers to see 503 on ready",
     )
     drain_limit_s: float = Field(
-        6, gt=0, description="After the delay: time to answer what was accepted; delay + limit < the stop grace"
+        5,
+        gt=0,
+        le=3600,
+        description="After the delay: time to answer what was accepted; delay + limit + 1.5 s < the stop grace",
     )
     pack_tolerance: Annotated[frozenset[str], NoDecode, BeforeValidator(_names)] = Field(
         frozenset(), description="Models whose `tolerance` certificate their owner accepts: packed despite the drift"
@@ -78,12 +99,29 @@ class Settings(BaseSettings):
         known = {f"TOKENSLAB_{name}".upper() for name in type(self).model_fields}
         stray = sorted(key for key in os.environ if key.upper().startswith("TOKENSLAB_") and key.upper() not in known)
         if stray:
-            raise ValueError(f"environment: {stray[0]} is no setting")
+            raise ValueError(f"environment: {stray[0]} is no setting{_SERVICE_LINK.get(_linked(stray[0]), '')}")
+        return self
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _no_service_link(cls, value: object) -> object:
+        if isinstance(value, str) and value.startswith("tcp://"):
+            raise ValueError(f"{value} is no port{_SERVICE_LINK[True]}")
+        return value
+
+    @model_validator(mode="after")
+    def _bodies_hold_a_body(self) -> Settings:
+        if self.max_bodies_mib < self.max_body_mib:
+            raise ValueError(f"max_bodies_mib: {self.max_bodies_mib} is less than max_body_mib, {self.max_body_mib}")
         return self
 
     @property
     def max_body_bytes(self) -> int:
         return int(self.max_body_mib * MIB)
+
+    @property
+    def max_bodies_bytes(self) -> int:
+        return int(self.max_bodies_mib * MIB)
 
     @property
     def max_json_bytes(self) -> int:

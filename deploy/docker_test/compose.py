@@ -24,9 +24,9 @@ class Compose:
         self._prefix = ("docker", "compose", "--project-name", project, "--file", str(ROOT / "docker-compose.yml"))
         self._environment = {
             **os.environ,
-            "TOKENSLAB_IMAGE": project,
-            "TOKENSLAB_MODELS_DIR": str(models.resolve()),
-            "TOKENSLAB_PUBLISH": "127.0.0.1:0",
+            "SLAB_IMAGE": project,
+            "SLAB_MODELS_DIR": str(models.resolve()),
+            "SLAB_PUBLISH": "127.0.0.1:0",
         }
         self._project = project
 

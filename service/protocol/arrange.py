@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -10,12 +11,13 @@ import numpy as np
 from service.errors import InvalidInput
 from service.packing import Float32, Int64, drop_padding, restore_padding
 
-MAX_ROWS: Final = 1 << 40  # beyond any body; keeps products of shapes far from overflow
+MAX_ELEMENTS: Final = 1 << 40  # beyond any body; keeps products of shapes far from overflow
+MAX_RANK: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """What a model takes and gives, as far as the wire is concerned."""
+    """What a model takes and gives, as far as the wire is concerned. Compared by identity: it is a key of caches."""
 
     name: str  # as the client wrote it
     version: str
@@ -24,7 +26,7 @@ class Signature:
     has_sequences: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that costs 2 us a request
 class Decoded:
     """A request as arrays, and how its answer is to be written."""
 
@@ -85,6 +87,15 @@ def in_kind(request: Decoded, out: Float32) -> Float32:
     return out.reshape(*request.batch, out.shape[1])
 
 
+def check_shape(shape: Any, where: str) -> list[int]:
+    """`shape` as whole numbers >= 0, none of them beyond what a body can hold, zeros among them or not."""
+    if not isinstance(shape, list | tuple) or any(type(n) is not int or n < 0 for n in shape):
+        raise InvalidInput(f"{where}: found {show(shape)}, expected whole numbers >= 0")
+    if len(shape) > MAX_RANK or prod(max(n, 1) for n in shape) > MAX_ELEMENTS:
+        raise InvalidInput(f"{where}: {show(shape)} is more than any body can hold")
+    return list(shape)
+
+
 def token_shape(shape: list[int], datatype: str, signature: Signature) -> list[int]:
     """`shape` if it is [tokens, d] or [batch, seq, d] of FP32, else InvalidInput."""
     if len(shape) not in (2, 3):
@@ -92,5 +103,17 @@ def token_shape(shape: list[int], datatype: str, signature: Signature) -> list[i
     if shape[-1] != signature.d_in:
         raise InvalidInput(f"tokens: shape {shape} has width {shape[-1]}, expected {signature.d_in}")
     if datatype != "FP32":
-        raise InvalidInput(f"tokens: datatype {datatype[:40]!r}, expected 'FP32'")
+        raise InvalidInput(f"tokens: datatype {show(datatype)}, expected 'FP32'")
     return shape
+
+
+def show(value: Any) -> str:
+    """A client's value for an error message: short, whatever it is, and never by recursion into it."""
+    if isinstance(value, list | tuple):
+        if len(value) <= MAX_RANK and not any(isinstance(item, list | tuple | dict) for item in value):
+            return "[" + ", ".join(map(show, value)) + "]"
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return f"an object of {len(value)}"
+    text = repr(value[:60] if isinstance(value, str | bytes) else value)
+    return text if len(text) <= 80 else text[:77] + "..."

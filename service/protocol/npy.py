@@ -10,7 +10,7 @@ import numpy as np
 
 from service.errors import InvalidInput
 from service.packing import Float32, Int64
-from service.protocol.arrange import Decoded, Signature, arrange, in_kind, token_shape
+from service.protocol.arrange import Decoded, Signature, arrange, check_shape, in_kind, show, token_shape
 
 _FP32: Final = np.dtype("<f4")
 _HEADER: Final = 4096  # bytes; numpy pads its headers to 64
@@ -23,18 +23,19 @@ def decode_npy(signature: Signature, body: memoryview, seq_lens: str | None) -> 
         version = np.lib.format.read_magic(head)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, fortran, dtype = read(head)
-    except (ValueError, KeyError, EOFError, SyntaxError, RecursionError, MemoryError, OverflowError) as cause:
+    except Exception as cause:  # numpy evaluates the header as a Python literal: it may fail in any way
         raise InvalidInput(f"npy: not a readable header of format 1.0 or 2.0: {cause}") from cause
+    dims = check_shape(shape, "npy: shape")
     if dtype != _FP32:
         raise InvalidInput(f"npy: dtype {dtype.str}, expected <f4 (float32)")
-    if fortran and len(shape) > 1:
+    if fortran and len(dims) > 1:
         raise InvalidInput("npy: Fortran order, expected C order")
     data = body[head.tell() :]
-    wanted = prod(shape) * 4
+    wanted = prod(dims) * 4
     if len(data) != wanted:
-        raise InvalidInput(f"npy: {len(data)} bytes of data, shape {list(shape)} needs {wanted}")
+        raise InvalidInput(f"npy: {len(data)} bytes of data, shape {dims} needs {wanted}")
     lens = None if seq_lens is None else _lengths(seq_lens)
-    tokens = token_shape(list(shape), "FP32", signature)
+    tokens = token_shape(dims, "FP32", signature)
     return arrange(signature, np.frombuffer(data, _FP32), tokens, lens, npy=True)
 
 
@@ -55,4 +56,4 @@ def _lengths(text: str) -> Int64:
     try:
         return np.array([int(part) for part in text.split(",") if part], np.int64)
     except (ValueError, OverflowError) as cause:
-        raise InvalidInput(f"seq_lens: found {text[:80]!r}, expected whole numbers between commas") from cause
+        raise InvalidInput(f"seq_lens: found {show(text)}, expected whole numbers between commas") from cause

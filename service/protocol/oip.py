@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -9,12 +12,14 @@ import orjson
 
 from service.errors import InvalidInput, TooLarge, Unsupported
 from service.packing import Float32
-from service.protocol.arrange import Decoded, Signature, arrange, in_kind, token_shape
+from service.protocol.arrange import Decoded, Signature, arrange, in_kind, show, token_shape
 from service.protocol.npy import octets
-from service.protocol.tensors import floats, json_object, kind, lengths, refuse_shared_memory, show, tensors
+from service.protocol.tensors import Tensor, floats, json_object, kind, lengths, refuse_shared_memory, tensors
 
 OUTPUT: Final = "out"
 _FP32: Final = np.dtype("<f4")
+_KNOWN_HEAD: Final = 1024  # bytes; a longer head carries data
+_JSON_FLOAT: Final = 12  # bytes of a float32 and its comma, about
 
 
 def decode(signature: Signature, body: memoryview, header_length: bytes | None, max_json: int) -> Decoded:
@@ -27,41 +32,94 @@ def decode(signature: Signature, body: memoryview, header_length: bytes | None, 
             return _decode_raw(signature, body)
     if json_size > max_json:
         raise TooLarge(f"JSON part: {json_size} bytes, the limit is {max_json} (max_json_mib); send binary tensors")
-    document = _parse(body[:json_size])
+    head = bytes(body[:json_size])
+    # Clients send the same head again and again, unless they number their requests.
+    read = _read_known_head if json_size <= _KNOWN_HEAD and b'"id"' not in head else _read_head
+    request = read(signature, head, len(body) - json_size, max_json)
+    binary = body[json_size:]
+    values = floats(request.tokens, binary)
+    lens = None if request.seq_lens is None else lengths(request.seq_lens, binary)
+    return arrange(
+        signature,
+        values,
+        request.tokens.shape,
+        lens,
+        id=request.id,
+        binary=request.binary,
+        timeout_s=request.timeout_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """All that the JSON part says."""
+
+    tokens: Tensor
+    seq_lens: Tensor | None
+    id: str | None
+    binary: bool
+    timeout_s: float | None
+
+
+def _read_head(signature: Signature, text: bytes, binary_size: int, max_json: int) -> _Head:
+    document = _parse(text)
     parameters = json_object(document.get("parameters"), "parameters")
     _refuse_unsupported(parameters)
-    inputs = tensors(document, body[json_size:])
+    inputs = tensors(document, binary_size)
     tokens = inputs.get("tokens")
     if tokens is None:
         raise InvalidInput("inputs: 'tokens' is missing")
-    seq = inputs.get("seq_lens")
     id_ = document.get("id")
     if id_ is not None and not isinstance(id_, str):
         raise InvalidInput(f"id: found {kind(id_)}, expected a string")
     binary = _wants_binary(document, parameters)
-    timeout_s = _timeout(parameters)
     shape = token_shape(tokens.shape, tokens.datatype, signature)
-    values = floats(tokens)
-    lens = None if seq is None else lengths(seq)
-    return arrange(signature, values, shape, lens, id=id_, binary=binary, timeout_s=timeout_s)
+    if not binary:
+        _refuse_large_json(prod(shape[:-1]) * signature.d_out, max_json)
+    return _Head(tokens, inputs.get("seq_lens"), id_, binary, _timeout(parameters))
+
+
+_read_known_head = lru_cache(maxsize=1024)(_read_head)
 
 
 def encode(signature: Signature, request: Decoded, out: Float32) -> tuple[int | None, list[bytes | memoryview]]:
     """`out` (rows, d_out) -> the length of the JSON part if tensors follow it (else None), and the body's parts."""
     out = np.ascontiguousarray(in_kind(request, out))
-    output: dict[str, Any] = {"name": OUTPUT, "datatype": "FP32", "shape": list(out.shape)}
-    reply: dict[str, Any] = {"model_name": signature.name, "model_version": signature.version, "outputs": [output]}
-    if request.id is not None:
-        reply["id"] = request.id
     if request.binary:
-        output["parameters"] = {"binary_data_size": out.nbytes}
-        head = orjson.dumps(reply)
+        if request.id is None:
+            head = _known_binary_head(signature, out.shape)
+        else:
+            head = _binary_head(signature, out.shape, request.id)
         return len(head), [head, octets(out)]
     if not np.isfinite(out).all():
         raise InvalidInput("out: NaN or Inf has no form in JSON; ask for binary tensors (binary_data_output)")
     # No `parameters` here: the C++ client takes any for a sign of binary data.
-    output["data"] = out.ravel()
+    reply = _reply(signature, out.shape, request.id, {"data": out.ravel()})
     return None, [orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)]
+
+
+def _binary_head(signature: Signature, shape: tuple[int, ...], id_: str | None = None) -> bytes:
+    return orjson.dumps(_reply(signature, shape, id_, {"parameters": {"binary_data_size": prod(shape) * 4}}))
+
+
+_known_binary_head = lru_cache(maxsize=1024)(_binary_head)
+
+
+def _reply(signature: Signature, shape: tuple[int, ...], id_: str | None, content: dict[str, Any]) -> dict[str, Any]:
+    output = {"name": OUTPUT, "datatype": "FP32", "shape": list(shape), **content}
+    reply: dict[str, Any] = {"model_name": signature.name, "model_version": signature.version, "outputs": [output]}
+    if id_ is not None:
+        reply["id"] = id_
+    return reply
+
+
+def _refuse_large_json(values: int, max_json: int) -> None:
+    """The answer's JSON is built on the event loop: bounded before the model runs."""
+    size = values * _JSON_FLOAT
+    if size > max_json:
+        raise TooLarge(
+            f"out: about {size} bytes as JSON, the limit is {max_json} (max_json_mib); ask for binary_data_output"
+        )
 
 
 def _header_size(value: bytes, body_size: int) -> int:
@@ -82,7 +140,7 @@ def _decode_raw(signature: Signature, body: memoryview) -> Decoded:
     return arrange(signature, np.frombuffer(body, _FP32), shape, None, binary=True)
 
 
-def _parse(text: memoryview) -> dict[str, Any]:
+def _parse(text: bytes) -> dict[str, Any]:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as cause:

@@ -10,7 +10,7 @@ import numpy as np
 
 from service.errors import InvalidInput, Unsupported
 from service.packing import Float32, Int64
-from service.protocol.arrange import MAX_ROWS
+from service.protocol.arrange import check_shape, show
 
 INPUTS: Final = ("tokens", "seq_lens")
 _SEQ_DTYPES: Final[dict[str, np.dtype[Any]]] = {"INT64": np.dtype("<i8"), "INT32": np.dtype("<i4")}
@@ -26,11 +26,11 @@ class Tensor:
     datatype: str
     data: Any = None
     size: int | None = None  # binary_data_size
-    raw: memoryview | bytes = b""
+    start: int = 0  # of its bytes after the JSON part
 
 
-def tensors(document: dict[str, Any], binary: memoryview) -> dict[str, Tensor]:
-    """The inputs by name, each with its slice of the binary part; all of that part must be spoken for."""
+def tensors(document: dict[str, Any], binary_size: int) -> dict[str, Tensor]:
+    """The inputs by name, each with its place in the binary part; all of that part must be spoken for."""
     inputs = document.get("inputs")
     if not isinstance(inputs, list) or not inputs:
         raise InvalidInput(f"inputs: found {show(inputs)}, expected a list with 'tokens'")
@@ -43,15 +43,15 @@ def tensors(document: dict[str, Any], binary: memoryview) -> dict[str, Tensor]:
         if tensor.name in found:
             raise InvalidInput(f"inputs[{i}].name: {tensor.name!r} appears twice")
         if tensor.size is not None:
-            if at + tensor.size > len(binary):
+            if at + tensor.size > binary_size:
                 raise InvalidInput(
-                    f"{tensor.name}: binary_data_size {tensor.size}, but only {len(binary) - at} bytes follow the JSON"
+                    f"{tensor.name}: binary_data_size {tensor.size}, but only {binary_size - at} bytes follow the JSON"
                 )
-            tensor.raw = binary[at : at + tensor.size]
+            tensor.start = at
             at += tensor.size
         found[tensor.name] = tensor
-    if at != len(binary):
-        raise InvalidInput(f"body: {len(binary) - at} bytes after the last tensor; the inputs declare {at} in all")
+    if at != binary_size:
+        raise InvalidInput(f"body: {binary_size - at} bytes after the last tensor; the inputs declare {at} in all")
     return found
 
 
@@ -64,10 +64,7 @@ def _tensor(entry: Any, where: str) -> Tensor:
     datatype, shape = entry.get("datatype"), entry.get("shape")
     if not isinstance(datatype, str):
         raise InvalidInput(f"{where}.datatype: found {show(datatype)}, expected a string such as 'FP32'")
-    if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
-        raise InvalidInput(f"{where}.shape: found {show(shape)}, expected whole numbers >= 0")
-    if len(shape) > 8 or prod(shape) > MAX_ROWS:
-        raise InvalidInput(f"{where}.shape: {show(shape)} is more than any body can hold")
+    shape = check_shape(shape, f"{where}.shape")
     parameters = json_object(entry.get("parameters"), f"{where}.parameters")
     refuse_shared_memory(parameters, where)
     size = parameters.get("binary_data_size")
@@ -79,14 +76,14 @@ def _tensor(entry: Any, where: str) -> Tensor:
     return Tensor(name, shape, datatype, entry.get("data"), size)
 
 
-def floats(tensor: Tensor) -> Float32:
+def floats(tensor: Tensor, binary: memoryview) -> Float32:
     count = prod(tensor.shape)
     if tensor.size is not None:
         if tensor.size != count * 4:
             raise InvalidInput(
                 f"tokens: binary_data_size {tensor.size}, shape {tensor.shape} of FP32 needs {count * 4} bytes"
             )
-        return np.frombuffer(tensor.raw, _FP32)
+        return np.frombuffer(binary, _FP32, count, tensor.start)
     flat = _flat(tensor, (int, float), "numbers")
     with np.errstate(over="ignore"):
         try:
@@ -98,19 +95,19 @@ def floats(tensor: Tensor) -> Float32:
     return values
 
 
-def lengths(tensor: Tensor) -> Int64:
+def lengths(tensor: Tensor, binary: memoryview) -> Int64:
     if len(tensor.shape) != 1:
         raise InvalidInput(f"seq_lens: shape {tensor.shape} has rank {len(tensor.shape)}, expected [sequences]")
     dtype = _SEQ_DTYPES.get(tensor.datatype)
     if dtype is None:
-        raise InvalidInput(f"seq_lens: datatype {tensor.datatype[:40]!r}, expected 'INT64' or 'INT32'")
+        raise InvalidInput(f"seq_lens: datatype {show(tensor.datatype)}, expected 'INT64' or 'INT32'")
     if tensor.size is not None:
         wanted = tensor.shape[0] * dtype.itemsize
         if tensor.size != wanted:
             raise InvalidInput(
                 f"seq_lens: binary_data_size {tensor.size}, shape {tensor.shape} of {dtype.name} needs {wanted} bytes"
             )
-        return np.frombuffer(tensor.raw, dtype).astype(np.int64)
+        return np.frombuffer(binary, dtype, tensor.shape[0], tensor.start).astype(np.int64)
     try:
         return np.array(_flat(tensor, (int,), "whole numbers"), np.int64)
     except OverflowError as cause:
@@ -165,9 +162,3 @@ def refuse_shared_memory(parameters: dict[str, Any], where: str) -> None:
 def kind(value: Any) -> str:
     """A JSON value's kind in words."""
     return _KINDS[type(value)]
-
-
-def show(value: Any) -> str:
-    """A JSON value itself, cut short."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

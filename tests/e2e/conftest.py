@@ -1,4 +1,4 @@
-"""Two models of 768 columns that every server of these tests offers."""
+"""The models that every server of these tests offers, all of 64 columns."""
 
 from __future__ import annotations
 

@@ -226,8 +226,6 @@ def altered(change: str) -> tuple[bytes, dict[str, str]]:
             return file.getvalue(), {"Content-Type": "application/x-npy"}
         case "sequence":
             return binary(np.zeros((2049, D), np.float32))
-        case "queue":
-            return binary(np.zeros((65_537 // 8, D), np.float32))
     raise AssertionError(change)
 
 
@@ -274,7 +272,7 @@ def test_a_bad_request_gets_its_status_and_its_neighbours_get_their_answers(
     assert not wrong
 
 
-def test_a_sequence_over_the_maximum_is_too_large_and_one_over_the_window_runs_alone(server: Server) -> None:
+def test_a_sequence_over_the_maximum_is_too_large(server: Server) -> None:
     status, _, data = server.ask("/v2/models/mean/infer", *altered("sequence"))
     assert (status, "max_sequence_tokens" in error_of(data)) == (413, True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 from contextlib import suppress
 from typing import Any
 
@@ -272,6 +273,59 @@ def test_a_fault_names_its_field(signature: Signature, body: bytes, message: str
         read(body, signature)
 
 
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("depth", [900, 990, 1000, 1010, 1020])
+@pytest.mark.parametrize("field", ["name", "shape", "datatype", "data", "inputs", "outputs", "id", "parameters"])
+def test_deep_json_is_a_fault_in_every_field(depth: int, field: str) -> None:
+    deep = b"[" * depth + b"1" + b"]" * depth
+    if field in ("inputs", "outputs", "id", "parameters"):
+        body = request(tokens_json(), **{field: 7}).replace(f'"{field}": 7'.encode(), f'"{field}": '.encode() + deep)
+        body = body if field != "inputs" else b'{"inputs": ' + deep + b"}"
+    else:
+        body = request(tokens_json(**{field: 7})).replace(f'"{field}": 7'.encode(), f'"{field}": '.encode() + deep)
+    with pytest.raises(InvalidInput):
+        read(body)
+
+
+@pytest.mark.parametrize("shape", [[0, 2**26, 4], [0, 2**33, 4], [2**62, 0, 4], [0, 2**62, 4], [0, 2**63, 4]])
+@pytest.mark.parametrize("padded", [True, False])
+def test_an_empty_batch_costs_nothing_however_long_it_says_it_is(shape: list[int], padded: bool) -> None:
+    inputs = [{"name": "tokens", "datatype": "FP32", "shape": shape, "data": []}]
+    if padded:
+        inputs.append({"name": "seq_lens", "datatype": "INT64", "shape": [0], "data": []})
+    tracemalloc.start()
+    for signature in (FFN, BLOCK):
+        with suppress(InvalidInput, TooLarge):
+            got = read(request(*inputs, parameters={"binary_data_output": True}), signature)
+            reply, _ = parts(encode(signature, got, np.empty((0, 4), np.float32)))
+            assert reply["outputs"][0]["shape"] == shape
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_an_answer_too_large_for_json_is_refused_before_it_is_computed() -> None:
+    head = request(
+        {"name": "tokens", "datatype": "FP32", "shape": [30_000, 4], "parameters": {"binary_data_size": 480_000}}
+    )
+    with pytest.raises(TooLarge, match="ask for binary_data_output"):
+        read(head + bytes(480_000), header=str(len(head)).encode())
+
+
+def test_a_known_head_is_bound_to_each_bodys_own_bytes() -> None:
+    for tokens in (TOKENS, TOKENS + 1, TOKENS[::-1].copy()):
+        body, header = binary(tokens)
+        np.testing.assert_array_equal(read(body, header=header).tokens, tokens)
+        with pytest.raises(InvalidInput, match="binary_data_size"):
+            read(body[:-1], header=header)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -364,6 +418,33 @@ def test_npy_goes_in_and_comes_out() -> None:
 def test_an_npy_fault_names_its_field(body: memoryview, lens: str | None, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         decode_npy(BLOCK, body, lens)
+
+
+def npy_header(descr: str, fortran: str, shape: str) -> memoryview:
+    text = f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}".encode().ljust(118) + b"\n"
+    return memoryview(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+
+
+@given(
+    st.sampled_from(["'<f4'", "'<f8'", "()", "('<f4',)", "[]", "{[]: 1}", "'O'", "\0", "'<f4'*9"]),
+    st.sampled_from(["False", "True", "0", "None"]),
+    st.sampled_from(
+        [
+            "(0,4)",
+            "(-1,-1,4)",
+            "(-2,-2,4)",
+            "(0,-5,4)",
+            "(True,4)",
+            "(0,10**30,4)",
+            "(0," + str(10**30) + ",4)",
+            "(0,4,4)",
+        ]
+    )
+    | st.lists(st.integers(-2, 2**70), max_size=10).map(lambda dims: str(tuple(dims))),
+)
+def test_any_npy_header_is_decoded_or_refused(descr: str, fortran: str, shape: str) -> None:
+    with suppress(InvalidInput):
+        assert decode_npy(FFN, npy_header(descr, fortran, shape), None).tokens.shape[1] == 4
 
 
 @given(st.binary(max_size=200).map(lambda tail: b"\x93NUMPY\x01\x00" + tail) | st.binary(max_size=200))

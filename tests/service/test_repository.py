@@ -12,7 +12,7 @@ import pytest
 
 from service.errors import BundleError, NotFound
 from service.manifest import MANIFEST
-from service.repository import Repository, load_repository
+from service.repository import Model, Repository, load_repository
 from service.settings import Settings
 from tests.bundles import relu_ffn, sequence_mean, write_bundle
 
@@ -40,7 +40,17 @@ def test_the_latest_version_is_served_by_default_and_all_on_request(tmp_path: Pa
     assert [(n, m.version) for n, m in load(tmp_path)] == [("ffn", "10"), ("ffn-fp32", "10")]
     both = load(tmp_path, versions="all")
     assert both.get("ffn").version == "10"
-    assert both.get("ffn", "2").versions == ("2", "10")
+    assert both.get("ffn", "2").version == "2"
+    assert both.versions("ffn") == ("2", "10")
+
+
+def test_a_precision_that_only_some_versions_have_is_served_in_those(tmp_path: Path) -> None:
+    write_bundle(tmp_path, "ffn", relu_ffn(8, 16), version=1, precisions=("fp32", "int8"))
+    write_bundle(tmp_path, "ffn", relu_ffn(8, 16), version=2, precisions=("fp32",))
+    repository = load(tmp_path, versions="all")
+    assert repository.versions("ffn-int8") == ("1",)
+    assert repository.get("ffn-int8").version == "1"
+    assert repository.get("ffn").version == "2"
 
 
 def test_an_unknown_model_or_version_says_what_there_is(tmp_path: Path) -> None:
@@ -63,6 +73,32 @@ def test_an_export_under_way_is_not_a_version(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path, "ffn", relu_ffn(8, 16))
     (folder.parent / ".2.tmp").mkdir()
     assert len(list(load(tmp_path))) == 2
+
+
+def test_names_that_clash_across_versions_are_an_error_too(tmp_path: Path) -> None:
+    write_bundle(tmp_path, "ffn", relu_ffn(8, 16), version=1)
+    write_bundle(tmp_path, "ffn-fp32", relu_ffn(8, 16), version=2)
+    with pytest.raises(BundleError, match="clashes"):
+        load(tmp_path)
+
+
+def test_warming_up_runs_no_longer_sequence_than_a_request_may_have(tmp_path: Path) -> None:
+    seen: list[list[int]] = []
+    run = Model.run
+
+    def spy(model: Model, tokens: Any, seq_lens: Any) -> Any:
+        seen.append(seq_lens.tolist())
+        return run(model, tokens, seq_lens)
+
+    write_bundle(tmp_path, "mean", sequence_mean(4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Model, "run", spy)
+        load(tmp_path, max_sequence_tokens=30)
+        assert [30, 30, 4] in seen
+        seen.clear()
+        load(tmp_path, max_sequence_tokens=100)
+    assert [64] in seen or [100] in seen
+    assert max(map(max, seen)) == 100
 
 
 @pytest.mark.parametrize("stray", ["v2", "02", "٣"])

@@ -31,6 +31,30 @@ def test_a_misspelt_variable_is_named_and_not_ignored(monkeypatch: pytest.Monkey
         Settings()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TOKENSLAB_PORT", "tcp://10.0.0.7:8000"), ("TOKENSLAB_SERVICE_HOST", "10.0.0.7"), ("TOKENSLAB_PORT_80_TCP", "x")],
+)
+def test_what_kubernetes_sets_for_a_service_of_this_name_is_explained(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValidationError, match="enableServiceLinks: false"):
+        Settings()
+
+
+@pytest.mark.parametrize("name", ["timeout_s", "max_body_mib", "drain_limit_s", "max_wait_ms"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0])
+def test_a_number_that_is_none_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ValidationError, match=name):
+        Settings.model_validate({name: value})
+
+
+def test_all_bodies_together_have_room_for_the_largest() -> None:
+    with pytest.raises(ValidationError, match=r"max_bodies_mib: 1\.0 is less than max_body_mib, 64\.0"):
+        Settings(max_bodies_mib=1)
+
+
 def test_settings_cannot_change_under_a_running_service() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         setattr(Settings(), "port", 1)  # noqa: B010 - mypy already knows
