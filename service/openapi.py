@@ -10,16 +10,17 @@ _ERRORS: Final[dict[str, str]] = {
     "400": "The request contradicts the protocol or the model; the message names the field",
     "404": "Unknown model or version",
     "405": "Not a POST",
-    "408": "The body stopped arriving",
+    "408": "The body stopped arriving; the connection closes",
     "413": "Body, JSON part, request or sequence over its limit; a retry cannot help",
     "415": "Content type other than JSON, octet-stream and npy",
-    "429": "The queue is full; Retry-After says when to try again",
-    "500": "The model failed on this request's window",
-    "501": "A part of the protocol that this service does not speak",
+    "429": "The queue or the room for bodies is full; Retry-After says in how many seconds to try again",
+    "500": "The model failed on this request's window, or a fault of the service; its log has the cause",
+    "501": "A part of the protocol that this service does not speak, or a Content-Encoding (then with Accept-Encoding)",
     "503": "Starting",
     "504": "The request's timeout passed first",
 }
 
+_RETRY_AFTER: Final = {"schema": {"type": "integer"}, "description": "Seconds"}
 _NUMBERS: Final = {"type": "array", "items": {}, "description": "Row-major numbers, flat or nested as `shape`"}
 _BINARY_SIZE: Final = {"type": "integer", "minimum": 0, "description": "Bytes of this tensor after the JSON part"}
 
@@ -117,6 +118,12 @@ def _operation(parameters: list[str]) -> dict[str, Any]:
         "schema": {"type": "integer", "minimum": 0},
         "description": "Bytes of the JSON part when binary tensors follow it; 0: the body is FP32 `tokens` alone",
     }
+    encoding = {
+        "name": "Content-Encoding",
+        "in": "header",
+        "schema": {"type": "string", "enum": ["gzip", "deflate", "identity"]},
+        "description": "All sizes and limits hold after inflating",
+    }
     seq_lens = {
         "name": "seq_lens",
         "in": "query",
@@ -129,7 +136,7 @@ def _operation(parameters: list[str]) -> dict[str, Any]:
         "summary": "Run tokens through a model",
         "description": "All tokens of all requests in a window run as one matrix, without padding. Binary tensors are "
         "the fast form: JSON first, then the raw little-endian tensors in the order of `inputs`.",
-        "parameters": [*path, length, seq_lens],
+        "parameters": [*path, length, encoding, seq_lens],
         "requestBody": {"required": True, "content": _content("InferRequest")},
         "responses": {
             "200": {
@@ -145,6 +152,7 @@ def _operation(parameters: list[str]) -> dict[str, Any]:
             **{
                 status: {
                     "description": text,
+                    **({"headers": {"Retry-After": _RETRY_AFTER}} if status in ("429", "503") else {}),
                     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
                 }
                 for status, text in _ERRORS.items()
