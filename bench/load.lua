@@ -1,5 +1,5 @@
 -- wrk -t1 -cN -dT -s load.lua URL: POST one of the bodies in the folder BODIES (0.body, 0.headers, ... COUNT of them),
--- chosen at random from SEED, and end with one line that bench/wrk.py reads.
+-- chosen at random from SEED, and end with one line that bench/load.py reads.
 local requests = {}
 
 local function read(path)

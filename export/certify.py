@@ -6,21 +6,27 @@ Measures one opened file; it knows no torch (`tokenslab verify` runs without it)
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import onnxruntime as ort
 
 from export.errors import ProofError
 from export.neighbours import WINDOWS, poisoned_parts, random_probes, random_rows, settings
-from service.manifest import Certificate
-from service.recheck import Float32, Int64, Kind, Run, difference, run_window, same_bits
+from service.manifest import Certificate, Kind
+from service.packing import Float32, Int64
+from service.recheck import Run, difference, run_window, same_bits
 
 # Drift beyond rounding: a whole-tensor int8 scale moves a token by 1e-2 and more, float32 kernels by 1e-6.
 DEPENDENT: Final = 1e-3
+
+# Not about neighbours, and no matter of degree: a variant that fails one of these is wrong.
+AS_FP32: Final = "NaN and Inf give no number where fp32 gives none"
+NO_NUMBERS: Final = "rows with NaN or Inf give no number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ def certify(
     *,
     seed: int,
     facts: dict[str, str],
+    quantized: bool = False,
     fp32: ort.InferenceSession | None = None,
     other_threads: ort.InferenceSession | None = None,
 ) -> Certificate:
@@ -60,13 +67,19 @@ def certify(
 
     Args:
         facts: what the result depends on besides the file (`service.session.session_facts`).
-        fp32: the float32 variant of the same module: where it gives no finite number, `session` may give none.
-        other_threads: the same file with another number of threads: it must give the same bits.
+        quantized: whether a NaN or Inf could be lost on the way, so that it must be looked for.
+        fp32: the float32 variant of the same module: where it gives no finite number, `session` may give none. Without
+            it, a quantized `session` may give none for any row with NaN or Inf.
+        other_threads: the same file with another number of threads: it must give the same bits in every window.
 
     Raises:
-        ProofError: `session` gives plausible numbers where `fp32` gives NaN or Inf.
+        ProofError: `session` gives plausible numbers for NaN or Inf.
     """
-    return conclude(compare(session, kind, d_in, seed=seed, fp32=fp32, other_threads=other_threads), facts)
+    found = compare(session, kind, d_in, seed=seed, quantized=quantized, fp32=fp32, other_threads=other_threads)
+    for comparison in found:
+        if comparison.name in (AS_FP32, NO_NUMBERS) and comparison.counter_example is not None:
+            raise ProofError(comparison.counter_example)
+    return conclude(found, facts)
 
 
 def conclude(comparisons: Sequence[Comparison], facts: dict[str, str]) -> Certificate:
@@ -89,6 +102,7 @@ def compare(
     d_in: int,
     *,
     seed: int,
+    quantized: bool = False,
     fp32: ort.InferenceSession | None = None,
     other_threads: ort.InferenceSession | None = None,
 ) -> list[Comparison]:
@@ -97,18 +111,21 @@ def compare(
     rng = np.random.default_rng(seed)
     probes = random_probes(kind, d_in, rng)
     alone = [run_window(run, kind, [probe])[0] for probe in probes]
+    other = None if other_threads is None else runner(other_threads)
+    threaded = [] if other is None else list(zip(alone, (run_window(other, kind, [p])[0] for p in probes), strict=True))
     found = []
     for setting in settings(kind, d_in, rng):
         pairs = []
         for parts, places in setting.windows(probes, rng):
             outs = run_window(run, kind, parts)
             pairs += [(alone[probe], outs[place]) for probe, place in places.items()]
+            if other is not None:
+                threaded += zip(outs, run_window(other, kind, parts), strict=True)
         found.append(_measure(setting.name, pairs))
-    if other_threads is not None:
-        together = [run_window(r, kind, probes) for r in (run, runner(other_threads))]
-        found.append(_measure("another number of threads", list(zip(*together, strict=True))))
-    if fp32 is not None:
-        found.append(_non_finite_as(runner(fp32), run, kind, d_in, rng))
+    if other is not None:
+        found.append(_measure("another number of threads", threaded))
+    if quantized or fp32 is not None:
+        found += _non_finite(run, None if fp32 is None else runner(fp32), kind, d_in, rng)
     return found
 
 
@@ -162,17 +179,31 @@ def _measure(name: str, pairs: Sequence[tuple[Float32, Float32]]) -> Comparison:
     )
 
 
-def _non_finite_as(fp32: Run, run: Run, kind: Kind, d_in: int, rng: np.random.Generator) -> Comparison:
+def _non_finite(run: Run, fp32: Run | None, kind: Kind, d_in: int, rng: np.random.Generator) -> Iterator[Comparison]:
     parts = poisoned_parts(kind, d_in, rng)
-    lost, got = (np.concatenate(run_window(r, kind, parts)) for r in (fp32, run))
-    wrong = np.argwhere(~np.isfinite(lost) & np.isfinite(got))
+    got = np.concatenate(run_window(run, kind, parts))
+    if fp32 is not None:
+        expected = np.concatenate(run_window(fp32, kind, parts))
+        yield _no_numbers(AS_FP32, got, ~np.isfinite(expected), lambda at: f", in fp32 {expected[at]!s}")
+    poisoned = ~np.isfinite(np.concatenate(parts)).all(axis=1, keepdims=True)
+    anywhere = _no_numbers(NO_NUMBERS, got, np.broadcast_to(poisoned, got.shape), lambda at: "")
+    # A module may give numbers for such rows by design, in fp32 too: then this is no property to state.
+    if fp32 is None or anywhere.counter_example is None:
+        yield anywhere
+
+
+def _no_numbers(
+    name: str, got: Float32, where: npt.NDArray[np.bool_], instead: Callable[[tuple[int, int]], str]
+) -> Comparison:
+    wrong = np.argwhere(where & np.isfinite(got))
+    example = None
     if len(wrong):
         row, column = map(int, wrong[0])
-        raise ProofError(
-            f"an input with NaN or Inf gives a plausible number: out[{row}, {column}] is {got[row, column]!s}, "
-            f"in fp32 {lost[row, column]!s}"
+        example = (
+            f"an input with NaN or Inf gives a plausible number: out[{row}, {column}] is {got[row, column]!s}"
+            f"{instead((row, column))}"
         )
-    return Comparison("NaN and Inf give no number where fp32 gives none", len(got), 0.0, 0.0, False, None)
+    return Comparison(name, len(got), 0.0, 0.0, example is not None, example)
 
 
 def _moved(order: Int64, out: Float32, permuted: Float32) -> str:

@@ -10,7 +10,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Final
 
 import onnx_ir as ir
 import torch
@@ -20,11 +20,9 @@ from torch import nn
 
 from export.errors import ExportError
 from export.normalise import gemm_to_matmul
-
-Kind = Literal["position-wise", "sequence"]
+from service.manifest import Kind
 
 OPSET: Final = 21
-DOMAIN: Final = "tokenslab"
 INPUT_TOKENS: Final = "tokens"
 INPUT_SEQ_LENS: Final = "seq_lens"
 OUTPUT: Final = "out"

@@ -12,7 +12,7 @@ from typing import Final
 import onnx.parser
 import onnx_ir as ir
 
-from export.graph import DOMAIN
+from export.quantize import DOMAIN
 
 VARLEN_ATTENTION: Final = "VarlenAttention"
 

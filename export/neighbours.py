@@ -84,7 +84,9 @@ def _large(kind: Kind, calm: list[Float32], rng: np.random.Generator) -> Setting
     long = random_rows(rng, _LARGE_LONGEST, calm[0].shape[1])
     average = sum(map(len, calm)) / len(calm)
     parts = len(_LENGTHS) + 1 + round((_LARGE - _LARGE_LONGEST - sum(_LENGTHS)) / average)
-    return Setting(f"among random neighbours, about {_LARGE} tokens in sequences of up to {_LARGE_LONGEST}", parts, calm, [long])
+    return Setting(
+        f"among random neighbours, about {_LARGE} tokens in sequences of up to {_LARGE_LONGEST}", parts, calm, [long]
+    )
 
 
 def poisoned_parts(kind: Kind, d_in: int, rng: np.random.Generator) -> list[Float32]:

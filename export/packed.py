@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from export.blocks import FFN, BlockStack, TransformerBlock
-from export.graph import Kind
+from service.manifest import Kind
+from service.packing import Float32
 
-Float32 = npt.NDArray[np.float32]
 Sampler = Callable[[Sequence[int], np.random.Generator], Float32]  # seq_lens -> tokens (sum, d_in)
 
 

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 import torch
 
 from export.errors import ExportError, ProofError, first_line
-from export.packed import Float32, Packed
+from export.packed import Packed
 from export.precision import float64_layer_by_layer
+from export.reference import Case
+from export.relative_error import Float64, relative_error, sqnr_db
 from service.manifest import Parity, Precision
-
-Float64 = npt.NDArray[np.float64]
+from service.packing import Float32
 
 TOKENS: Final = (1, 2, 7, 64, 257)
 RAGGED: Final = ((1, 1), (3, 7), (5, 1, 9, 2), (1,) * 16, (64, 1, 17, 40))
@@ -28,18 +27,6 @@ RAGGED: Final = ((1, 1), (3, 7), (5, 1, 9, 2), (1,) * 16, (64, 1, 17, 40))
 ONE_LAYER: Final = 2e-6
 SIX_LAYERS: Final = 1e-5
 INT8_SQNR_DB: Final = 20.0  # below this the noise is a tenth of the signal: the weights do not suit 8 bits
-
-# Equal bits have no finite ratio; 1e-15 is below what float32 outputs can show.
-_SMALLEST: Final = 1e-15
-
-
-@dataclass(frozen=True)
-class Case:
-    """Tokens, how they divide into sequences, and the module's answer in float64."""
-
-    tokens: Float32  # (N, d_in)
-    seq_lens: tuple[int, ...]  # sum N; one entry for position-wise modules
-    reference: Float64  # (N, d_out)
 
 
 def fp32_bar(depth: int) -> float:
@@ -105,18 +92,8 @@ def measure(session: ort.InferenceSession, cases: Sequence[Case]) -> list[Parity
         error = relative_error(out, case.reference)
         if not math.isfinite(error):
             raise ProofError(f"out is not finite, or not zero where torch gives zero, at {list(case.seq_lens)} tokens")
-        sqnr = -20 * math.log10(max(error, _SMALLEST))
-        rows.append(Parity(seq_lens=list(case.seq_lens), relative_error=error, sqnr_db=sqnr))
+        rows.append(Parity(seq_lens=list(case.seq_lens), relative_error=error, sqnr_db=sqnr_db(error)))
     return rows
-
-
-def relative_error(out: Float32, reference: Float64) -> float:
-    """||out - reference|| / ||reference|| over all rows; 0 where both are zero."""
-    noise = float(np.linalg.norm(out.astype(np.float64) - reference))
-    signal = float(np.linalg.norm(reference))
-    if signal == 0:
-        return 0.0 if noise == 0 else math.inf
-    return noise / signal
 
 
 def check(parity: Sequence[Parity], precision: Precision, depth: int) -> None:

@@ -20,7 +20,7 @@ from export.adapters.position_wise import pack_position_wise
 from export.adapters.row_proof import prove_rows_independent
 from export.adapters.torch_transformer import pack_encoder
 from export.blocks import FFN, BlockStack, TransformerBlock
-from export.bundle import check_free, check_name, new_bundle, write_reference
+from export.bundle import check_free, check_name, new_bundle
 from export.certify import certify, check_position_wise
 from export.errors import ExportError, ProofError
 from export.graph import to_graph, weight_flops, width_of_output
@@ -28,6 +28,7 @@ from export.lower import lower_cpu
 from export.packed import Packed, pack_ffn, pack_stack
 from export.precision import exportable_copy, float64, parameter_count
 from export.quantize import count_quantized_matmuls, count_weight_matmuls, quantize_int8
+from export.reference import Case, write_reference
 from export.report import report
 from export.scan import check_weights
 from service.cpu import cpu_quota
@@ -188,7 +189,7 @@ def _variants(
     graph: ir.Model,
     packed: Packed,
     options: Options,
-    cases: Sequence[parity.Case],
+    cases: Sequence[Case],
     folder: Path,
     progress: Progress,
 ) -> list[Variant]:
@@ -215,6 +216,7 @@ def _variants(
             packed.d_in,
             seed=options.seed,
             facts=session_facts(threads),
+            quantized=precision != "fp32",
             fp32=fp32,
             other_threads=open_session(path, "cpu", 1 if threads > 1 else 2),
         )

@@ -1,7 +1,8 @@
 """The dtype, device and mode a module is exported in, and the float64 that it is proved in.
 
-A module arrives in any state and belongs to its caller: it is copied, never changed. Weights that already are float32
-on the CPU are shared with the copy, so that a large module is not held twice.
+A module arrives in any state and belongs to its caller: it is copied, never changed. Parameters that already are
+float32 on the CPU are shared with the copy, so that a large module is not held twice; buffers are not, for a forward
+may write to them.
 """
 
 from __future__ import annotations
@@ -102,8 +103,10 @@ def _exportable(name: str, tensor: Tensor) -> Tensor:
         raise ExportError(f"{name} is on the meta device: it has a shape and no values; load its weights first")
     if tensor.is_complex() or tensor.is_quantized:
         raise ExportError(f"{name} is {tensor.dtype}: only real floating-point weights can be exported")
-    moved = tensor.detach().to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype)
-    if isinstance(tensor, nn.Parameter):
+    parameter = isinstance(tensor, nn.Parameter)
+    dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+    moved = tensor.detach().to("cpu", dtype, copy=not parameter)
+    if parameter:
         if not bool(moved.isfinite().all()):
             raise ExportError(f"{name} holds NaN or infinite values (in float32)")
         return nn.Parameter(moved, requires_grad=False)

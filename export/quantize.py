@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from export.errors import ExportError
 
-DOMAIN: Final = "tokenslab"
+DOMAIN: Final = "tokenslab"  # of every model-local function and intent
 OPERATOR: Final = "QuantizedMatMul"
 MIN_OPSET: Final = 21
 

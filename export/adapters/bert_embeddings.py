@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from export.packed import Float32, Sampler
+from export.packed import Sampler
+from service.packing import Float32
 
 _POOL: Final = 512  # rows of the vocabulary to draw from; the whole table can be most of the file
 _SEED: Final = 0

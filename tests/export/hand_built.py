@@ -99,7 +99,15 @@ def write_bundle(root: Path, models: Mapping[Precision, ir.Model], *, d: int, ve
                     Parity(seq_lens=[len(tokens)], relative_error=error, sqnr_db=-20 * float(np.log10(error + 1e-15)))
                     for tokens, error in zip(inputs, errors, strict=True)
                 ],
-                certificate=certify(session, "position-wise", d, seed=0, facts=session_facts(1), fp32=sessions["fp32"]),
+                certificate=certify(
+                    session,
+                    "position-wise",
+                    d,
+                    seed=0,
+                    facts=session_facts(1),
+                    quantized=precision != "fp32",
+                    fp32=None if precision == "fp32" else sessions["fp32"],
+                ),
             )
         )
     manifest = Manifest(

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from export.blocks import varlen_attention
-from export.graph import DOMAIN
 from export.lower import lower_cpu
+from export.quantize import DOMAIN
 from service.session import open_session
 
 Float32 = np.ndarray[tuple[int, ...], np.dtype[np.float32]]

@@ -34,6 +34,17 @@ def test_float32_weights_are_shared_with_the_copy_and_never_written() -> None:
     assert torch.equal(module.weight, before)
 
 
+def test_a_forward_that_writes_to_its_buffers_writes_to_the_copy_alone() -> None:
+    module = nn.BatchNorm1d(4)
+    module.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    copied = exportable_copy(module)
+    for _, buffer in copied.named_buffers():
+        buffer += 1
+    assert before.keys() == {"running_mean", "running_var", "num_batches_tracked", "calls"}
+    assert all(torch.equal(buffer, before[name]) for name, buffer in module.named_buffers())
+
+
 def test_tied_weights_stay_tied() -> None:
     module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     module[1].weight = module[0].weight

@@ -10,8 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from export.certify import AS_FP32, NO_NUMBERS
 from export.quantize import quantize_int8
-from export.verification import read_references, register
+from export.reference import read_references
+from export.verification import register
 from service.errors import BundleError
 from service.manifest import MANIFEST, REFERENCE, Manifest, file_sha256, read_manifest
 from service.recheck import Float32
@@ -37,8 +39,8 @@ def replace_fp32(folder: Path, body: str, arrays: Arrays, out: Callable[[Float32
     """Make another function the bundle's only variant, its reference and its hashes true, its certificate as it was."""
     saved(graph(body, arrays), folder / "fp32.onnx")
     stored = read_references(folder / REFERENCE)
-    tokens = {f"tokens_{i}": reference.tokens for i, reference in enumerate(stored)}
-    outs = {f"out_{i}": out(reference.tokens) for i, reference in enumerate(stored)}
+    tokens = {f"tokens_{i}": case.tokens for i, case in enumerate(stored)}
+    outs = {f"out_{i}": out(case.tokens) for i, case in enumerate(stored)}
     np.savez(folder / REFERENCE, allow_pickle=False, **tokens, **outs)
     manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     variant = manifest.variants[0].model_copy(update={"sha256": file_sha256(folder / "fp32.onnx")})
@@ -46,6 +48,11 @@ def replace_fp32(folder: Path, body: str, arrays: Arrays, out: Callable[[Float32
         folder,
         manifest.model_copy(update={"variants": [variant], "reference_sha256": file_sha256(folder / REFERENCE)}),
     )
+
+
+def read_manifest_unchecked(folder: Path) -> Manifest:
+    """The manifest, whatever its files hash to."""
+    return Manifest.model_validate_json((folder / MANIFEST).read_bytes())
 
 
 def same(tokens: Float32) -> Float32:
@@ -72,6 +79,78 @@ def test_a_true_bundle_holds_with_the_figures_of_both_variants(bundle: Path) -> 
         assert result.stdout.count(line) == 2, line
     assert "NaN and Inf give no number where fp32 gives none" in result.stdout
     assert "FAILS" not in result.stdout
+
+
+def without_fp32(folder: Path) -> Path:
+    """Leave the int8 variant alone in the manifest, as `--precision int8` does."""
+    manifest = read_manifest(folder)
+    int8 = next(variant for variant in manifest.variants if variant.precision == "int8")
+    (folder / "fp32.onnx").unlink()
+    return write_manifest(folder, manifest.model_copy(update={"variants": [int8], "default_precision": "int8"}))
+
+
+def test_int8_alone_is_still_held_to_give_no_number_for_nan(bundle: Path) -> None:
+    result = verify(without_fp32(bundle))
+    assert result.exit_code == 0, result.output
+    lines = {line.split("│")[2].strip(): line for line in result.stdout.splitlines() if line.count("│") == 6}
+    assert "holds" in lines["rows with NaN or Inf give no number (24 rows)"]
+    open_line = lines[f"{AS_FP32} (no fp32 variant here)"]
+    assert "not repeated" in open_line
+    assert "open" in open_line
+    assert "could not be repeated here, marked open: 1" in result.stdout
+
+
+HIDES_NAN = "bad = IsNaN (tokens)\n clean = Where (bad, zero, tokens)\n out = Mul (clean, one)"
+
+
+def hide_nan(folder: Path, checks: set[str]) -> None:
+    """Put a file that gives numbers for NaN in the place of int8, its reference true, `checks` recorded as held."""
+    saved(graph(HIDES_NAN, {"zero": np.array(0, np.float32), "one": np.array(1, np.float32)}), folder / "int8.onnx")
+    certificate = read_manifest_unchecked(folder).variants[1].certificate
+    kept = {name: held for name, held in certificate.checks.items() if name not in {AS_FP32, NO_NUMBERS} - checks}
+    stored = read_references(folder / REFERENCE)
+    arrays = {f"{name}_{i}": case.tokens for i, case in enumerate(stored) for name in ("tokens", "out")}
+    np.savez(folder / REFERENCE, allow_pickle=False, **arrays)
+    manifest = read_manifest_unchecked(folder)
+    int8 = manifest.variants[1].model_copy(
+        update={
+            "sha256": file_sha256(folder / "int8.onnx"),
+            "certificate": certificate.model_copy(update={"checks": kept}),
+        }
+    )
+    update = {"variants": [manifest.variants[0], int8], "reference_sha256": file_sha256(folder / REFERENCE)}
+    without_fp32(write_manifest(folder, manifest.model_copy(update=update)))
+
+
+@pytest.mark.parametrize("checks", [{AS_FP32, NO_NUMBERS}, set[str]()])
+def test_int8_alone_that_gives_numbers_for_nan_fails(bundle: Path, checks: set[str]) -> None:
+    hide_nan(bundle, checks)
+    assert "rows with NaN or Inf give no number (24 rows): an input with NaN or Inf gives a plausible" in failure(
+        verify(bundle)
+    )
+
+
+def test_numbers_for_nan_that_fp32_gave_too_at_the_export_are_no_failure(bundle: Path) -> None:
+    hide_nan(bundle, {AS_FP32})
+    result = verify(bundle)
+    assert result.exit_code == 0, result.output
+    assert f"{AS_FP32} (no fp32 variant here)" in result.stdout
+
+
+def test_recorded_checks_that_this_version_does_not_make_are_named(bundle: Path) -> None:
+    manifest = read_manifest(bundle)
+    fp32, int8 = manifest.variants
+    certificate = fp32.certificate.model_copy(update={"checks": {**fp32.certificate.checks, "in a vacuum": True}})
+    parity = [*fp32.parity, fp32.parity[0].model_copy(update={"seq_lens": [257]})]
+    fp32 = fp32.model_copy(update={"certificate": certificate, "parity": parity})
+    write_manifest(bundle, manifest.model_copy(update={"variants": [fp32, int8]}))
+    result = verify(bundle)
+    assert result.exit_code == 0, result.output
+    (vacuum,) = [line for line in result.stdout.splitlines() if "in a vacuum" in line]
+    (size,) = [line for line in result.stdout.splitlines() if "257 tokens (not in reference.npz)" in line]
+    assert "not repeated" in vacuum
+    assert "not repeated" in size
+    assert "could not be repeated here, marked open: 2" in result.stdout
 
 
 def test_a_model_folder_means_its_latest_version(tmp_path: Path) -> None:

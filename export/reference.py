@@ -1,0 +1,72 @@
+"""The file `reference.npz` of a bundle: inputs and the module's float64 answers, so that verify needs no torch.
+
+Arrays `tokens_<i>` float32, `seq_lens_<i>` int64 and `out_<i>` float32 (rounded from float64).
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from export.relative_error import Float64
+from service.errors import BundleError
+from service.packing import Float32
+
+REFERENCE_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """Tokens, how they divide into sequences, and the module's answer in float64."""
+
+    tokens: Float32  # (N, d_in)
+    seq_lens: tuple[int, ...]  # sum N; one entry for position-wise modules
+    reference: Float64  # (N, d_out)
+
+
+def write_reference(path: Path, cases: Sequence[Case]) -> int:
+    """Write the cases, smallest first, as many as fit into 1 MiB, at least one. Returns how many."""
+    arrays: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = {}
+    size = 0
+    count = 0
+    for case in sorted(cases, key=lambda case: len(case.tokens)):
+        size += case.tokens.nbytes + case.reference.nbytes // 2
+        if count and size > REFERENCE_BYTES:
+            break
+        arrays[f"tokens_{count}"] = case.tokens
+        arrays[f"seq_lens_{count}"] = np.array(case.seq_lens, dtype=np.int64)
+        arrays[f"out_{count}"] = case.reference.astype(np.float32)
+        count += 1
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    return count
+
+
+def read_references(path: Path) -> list[Case]:
+    """Read `tokens_i`, `seq_lens_i` (absent: one sequence) and `out_i`, for i = 0, 1, ...
+
+    Raises:
+        BundleError: the file cannot be read or holds no complete pair.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as cause:
+        raise BundleError(f"{path}: not a readable npz file: {cause}") from cause
+    count = sum(name.startswith("tokens_") for name in arrays)
+    missing = [f"{part}_{i}" for i in range(count) for part in ("tokens", "out") if f"{part}_{i}" not in arrays]
+    if missing or not count:
+        raise BundleError(f"{path}: no array {missing[0] if missing else 'tokens_0'!r}")
+    return [
+        Case(
+            tokens=arrays[f"tokens_{i}"].astype(np.float32),
+            seq_lens=tuple(arrays.get(f"seq_lens_{i}", np.array([len(arrays[f"tokens_{i}"])])).tolist()),
+            reference=arrays[f"out_{i}"].astype(np.float64),
+        )
+        for i in range(count)
+    ]
