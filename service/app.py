@@ -90,9 +90,12 @@ class App:
         bounds = Bounds(
             settings.max_queue_tokens, settings.max_sequence_tokens, settings.timeout_s, settings.max_wait_ms / 1e3
         )
-        batcher = Batcher(engine.submit, bounds, self.metrics, asyncio.get_running_loop())
+        budget = BodyBudget(settings.max_bodies_bytes)
+        batcher = Batcher(
+            engine.submit, bounds, self.metrics, asyncio.get_running_loop(), arrivals=lambda: budget.chunks
+        )
         self.metrics.queue_tokens.set_function(lambda: batcher.open_tokens)
-        self._infer = Infer(self._repository, batcher, self.metrics, settings, self.lifecycle)
+        self._infer = Infer(self._repository, batcher, self.metrics, settings, self.lifecycle, budget)
         engine.start()
         self.lifecycle.started = True
         log.info("ready: %s threads on provider %s", settings.threads, settings.provider)

@@ -25,6 +25,9 @@ from service.packing import Float32, Int64, Limits, Piece, piece_seq_lens, plan_
 
 log = logging.getLogger("tokenslab.batcher")
 
+# How long and how many quiet turns of the loop a free engine is kept for requests that have already arrived.
+COLLECT_S = 0.01
+QUIET = 3
 # Deadlines that pass within this time of one another are found by one look at all open requests.
 SWEEP_S = 0.005
 
@@ -99,6 +102,7 @@ class _Lane:
     model: ServedModel
     queue: deque[Request] = field(default_factory=deque)
     tokens: int = 0  # not yet given to a window
+    token_s: float = 0.0  # compute time per token in the last window
 
 
 class Batcher:
@@ -111,6 +115,7 @@ class Batcher:
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float] = time.perf_counter,
+        arrivals: Callable[[], int] = lambda: 0,
     ) -> None:
         self._submit = submit
         self._bounds = bounds
@@ -119,6 +124,11 @@ class Batcher:
         self._lanes: dict[ServedModel, _Lane] = {}
         self._running: list[Piece[Request]] = []
         self._soon: asyncio.Handle | None = None
+        self._arrivals = arrivals
+        self._seen = 0
+        self._quiet = 0
+        self._collect_until = 0.0
+        self._compute_s = 0.0  # of the last window
         self._wait: asyncio.TimerHandle | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_at = float("inf")
@@ -189,8 +199,7 @@ class Batcher:
         self.open_tokens += rows
         self._watch(request.deadline)
         if not self._running and self._soon is None:
-            # After everything that the loop already has in hand, so that requests read together run together.
-            self._soon = self._loop.call_soon(self._take)
+            self._start_collecting()
         return request
 
     def _close(self, request: Request) -> None:
@@ -201,6 +210,30 @@ class Batcher:
         request.taken = request.rows
         # The future too: the traceback of its exception holds the frames that hold the body.
         request.tokens, request.out, request.future = request.tokens[:0].copy(), None, None
+
+    def _start_collecting(self) -> None:
+        """Keep the free engine for requests that have already arrived, and are still to be read.
+
+        An engine that starts with the first of many small requests runs a small window, and fights the event loop for
+        the cores while that reads the rest. So it starts when the loop finds nothing new (in QUIET turns; a request
+        takes two from socket to queue), after one window's compute time or COLLECT_S in any case, and as soon as it
+        has work for COLLECT_S: such a window gains little from more, and the loop reads beside it.
+        """
+        self._quiet = 0
+        self._collect_until = self._clock() + min(COLLECT_S, self._compute_s)
+        self._soon = self._loop.call_soon(self._collect)
+
+    def _collect(self) -> None:
+        seen = self.accepted + self._arrivals()
+        self._quiet = self._quiet + 1 if seen == self._seen else 0
+        self._seen = seen
+        if self._quiet >= QUIET or self._clock() >= self._collect_until or self._enough():
+            self._take()
+        else:
+            self._soon = self._loop.call_soon(self._collect)
+
+    def _enough(self) -> bool:
+        return any(lane.tokens * lane.token_s >= COLLECT_S for lane in self._lanes.values())
 
     def _take(self) -> None:
         """Give the free engine its next window, if there is one to give now."""
@@ -264,8 +297,14 @@ class Batcher:
 
     def _finish(self, window: Window) -> None:
         pieces, self._running = self._running, []
-        self._take()  # the engine first: it computes while the answers are written
-        label = pieces[0].request.lane.model.label
+        lane = pieces[0].request.lane
+        self._compute_s = window.finished - window.started
+        lane.token_s = self._compute_s / window.rows
+        if self._enough():
+            self._take()  # the engine first: it computes while the answers are written
+        elif self._soon is None:
+            self._start_collecting()
+        label = lane.model.label
         if window.error is None and window.out is not None:
             try:
                 outs = split(window.out, [p.stop - p.start for p in pieces])
@@ -278,7 +317,7 @@ class Batcher:
                     piece.request, EngineFailed("the model failed on this request's window; see the service's log")
                 )
             return
-        compute_s = window.finished - window.started
+        compute_s = self._compute_s
         answered = []
         for piece, out in zip(pieces, outs, strict=True):
             request = piece.request

@@ -47,6 +47,7 @@ class BodyBudget:
     def __init__(self, size: int) -> None:
         self._size = size
         self._left = size
+        self.chunks = 0  # received so far, of all bodies
 
     def take(self, size: int) -> None:
         """Raise BodiesFull if `size` bytes more are too many."""
@@ -126,6 +127,7 @@ class RequestBody:
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise BodyLost
+        self._budget.chunks += 1
         return message.get("body", b""), not message.get("more_body", False)
 
     async def inflate(self, data: memoryview, encoding: str, limits: BodyLimits) -> memoryview:

@@ -43,14 +43,20 @@ class Infer:
     """`POST /v2/models/{name}[/versions/{version}]/infer`."""
 
     def __init__(
-        self, repository: Repository, batcher: Batcher, metrics: Metrics, settings: Settings, lifecycle: Lifecycle
+        self,
+        repository: Repository,
+        batcher: Batcher,
+        metrics: Metrics,
+        settings: Settings,
+        lifecycle: Lifecycle,
+        budget: BodyBudget,
     ) -> None:
         self._repository = repository
         self._batcher = batcher
         self._metrics = metrics
         self._max_json = settings.max_json_bytes
         self._limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s, "max_body_mib")
-        self._budget = BodyBudget(settings.max_bodies_bytes)
+        self._budget = budget
         self._max_rows = settings.max_queue_tokens
         self._lifecycle = lifecycle
         self._routes: dict[str, tuple[Model, Signature]] = {}

@@ -56,7 +56,8 @@ class ManualEngine:
             await self.arrived.wait()
         return self.windows.pop(0)
 
-    def finish(self, window: Window, error: Exception | None = None) -> None:
+    def finish(self, window: Window, error: Exception | None = None, compute_s: float = 0.0) -> None:
+        window.finished = window.started + compute_s
         if error is None:
             window.out = window.model.run(pack(window.parts, window.model.slab), window.seq_lens)
         window.error = error
@@ -144,6 +145,48 @@ async def test_a_busy_engine_is_itself_the_window() -> None:
         assert not b.engine.windows, "the engine runs one window at a time"
         b.engine.finish(first)
         assert (await b.engine.next()).rows == 10
+
+
+@on_loop
+async def test_a_free_engine_starts_when_the_loop_finds_nothing_new() -> None:
+    async with bench() as b:
+        model = Doubler()
+        b.post(10, model)
+        b.engine.finish(await b.engine.next(), compute_s=0.004)
+        for n in range(1, 6):  # read one after another, a turn of the loop or two apart
+            b.post(n, model)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert (await b.engine.next()).rows == 15
+
+
+@on_loop
+async def test_a_free_engine_does_not_wait_longer_than_a_window_takes() -> None:
+    async with bench() as b:
+        model = Doubler()
+        b.post(1, model)
+        b.engine.finish(await b.engine.next(), compute_s=0.004)
+        b.post(1, model)
+        await asyncio.sleep(0)
+        b.now[0] = 0.004
+        b.post(1, model)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert b.engine.windows, "requests that keep coming must not keep the engine idle"
+
+
+@on_loop
+async def test_a_free_engine_with_much_to_do_starts_before_the_answers_are_written() -> None:
+    async with bench() as b:
+        model = Doubler()
+        b.post(10, model)
+        first = await b.engine.next()
+        b.post(40, model)
+        await b.settle()
+        b.engine.finish(first, compute_s=0.01)  # 1 ms a token: 40 tokens are work for longer than COLLECT_S
+        while not b.engine.windows:
+            assert not b.tasks[0].done()
+            await asyncio.sleep(0)
 
 
 @on_loop
