@@ -11,7 +11,6 @@ from torch import nn
 from export.blocks import FFN, BlockStack, TransformerBlock, make_norm
 from export.blocks.transformer import NormKind, NormPlace
 from export.errors import ExportError
-from export.packed import Packed, pack_ffn, pack_stack
 
 Init = Literal["linear", "normal"]
 
@@ -79,12 +78,6 @@ def random_stack(
         stack = BlockStack(blocks, last)
         _initialise(stack, init)
         return stack
-
-
-def pack_random(module: FFN | BlockStack) -> Packed:
-    """Describe what the functions above made."""
-    module.eval().requires_grad_(False)
-    return pack_ffn(module, {}) if isinstance(module, FFN) else pack_stack(module, "transformer")
 
 
 def _initialise(module: nn.Module, init: Init) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
+import onnx_ir as ir
 import pytest
 import torch
 from hypothesis import given
@@ -12,31 +15,80 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from export.blocks import ACTIVATIONS, FFN, BlockStack, TransformerBlock, varlen_attention
+from export.graph import to_graph
+from service.session import open_session
+
+# The textbook's worked example: d=4, d_ff=8, three tokens, ReLU, bias -0.1 on each hidden unit. Row j feeds unit j.
+UP = [
+    [0.5, -0.3, 0.2, 0.1],
+    [-0.4, 0.6, 0.1, -0.2],
+    [0.3, 0.3, -0.5, 0.4],
+    [-0.2, -0.1, 0.7, 0.3],
+    [0.6, 0.2, 0.1, -0.5],
+    [-0.3, 0.4, -0.2, 0.6],
+    [0.1, -0.6, 0.3, 0.2],
+    [0.2, 0.5, 0.4, -0.3],
+]
+TOKENS = torch.tensor([[1.0, 0.5, -0.2, 0.3], [-0.5, 1.2, 0.4, -0.1], [0.3, -0.8, 1.0, 0.6]])
+Run = Callable[[Tensor], Tensor]
 
 
-def textbook_ffn() -> FFN:
-    """d=4, d_ff=8, bias -0.1 on each hidden unit, ReLU."""
+def textbook_ffn(contribution: float | None = None, units: list[int] | None = None) -> FFN:
+    """Down is drawn from a seed; `units` contribute `contribution` to every output instead, where given."""
     ffn = FFN(4, 8, activation="relu").requires_grad_(False)
+    ffn.up.weight.copy_(torch.tensor(UP))
     ffn.up.bias.fill_(-0.1)
+    ffn.down.weight.normal_(generator=torch.Generator().manual_seed(0))
+    ffn.down.bias.zero_()
+    if contribution is not None:
+        ffn.down.weight[:, units] = contribution
+    return ffn.eval()
+
+
+def silent_units() -> list[list[int]]:
+    """Hidden units below zero, for each token; every token has active ones too."""
+    hidden = F.linear(TOKENS, torch.tensor(UP), torch.full((8,), -0.1))
+    assert (hidden.abs() > 1e-3).all()
+    silent = [torch.nonzero(row < 0).flatten().tolist() for row in hidden]
+    assert all(0 < len(units) < 8 for units in silent)
+    return silent
+
+
+def in_torch(ffn: FFN, _folder: Path) -> Run:
     return ffn
 
 
-def test_swapping_two_tokens_swaps_their_outputs_and_leaves_the_third_alone() -> None:
-    ffn = textbook_ffn().double()
-    tokens = torch.randn(3, 4, dtype=torch.float64)
-    out, swapped = ffn(tokens), ffn(tokens[[2, 1, 0]])
-    torch.testing.assert_close(swapped, out[[2, 1, 0]], rtol=1e-12, atol=1e-14)
+def over_onnx(ffn: FFN, folder: Path) -> Run:
+    path = folder / f"{len(list(folder.iterdir()))}.onnx"
+    ir.save(to_graph(ffn, "position-wise", 4), path)
+    session = open_session(path, "cpu", 1)
+    return lambda tokens: torch.from_numpy(session.run(["out"], {"tokens": tokens.numpy()})[0])
 
 
-def test_a_hidden_unit_below_zero_contributes_nothing() -> None:
-    ffn = textbook_ffn()
-    tokens = torch.randn(3, 4)
-    before = F.linear(tokens, ffn.up.weight, ffn.up.bias)
-    out = ffn(tokens)
-    token = 1
-    silent = before[token] < 0
-    ffn.down.weight[:, silent] = 1e9
-    torch.testing.assert_close(ffn(tokens)[token], out[token])
+@pytest.mark.parametrize("form", [in_torch, over_onnx])
+def test_swapping_two_tokens_swaps_their_outputs_and_leaves_the_third_alone(
+    tmp_path: Path, form: Callable[[FFN, Path], Run]
+) -> None:
+    run = form(textbook_ffn(), tmp_path)
+    out, swapped = run(TOKENS), run(TOKENS[[2, 1, 0]])
+    assert not torch.allclose(out[0], out[2])
+    torch.testing.assert_close(swapped, out[[2, 1, 0]], rtol=1e-6, atol=1e-6)
+    if form is over_onnx:
+        assert swapped.numpy().tobytes() == out[[2, 1, 0]].numpy().tobytes()
+
+
+@pytest.mark.parametrize("form", [in_torch, over_onnx])
+def test_a_hidden_unit_below_zero_contributes_nothing_and_one_above_does(
+    tmp_path: Path, form: Callable[[FFN, Path], Run]
+) -> None:
+    out = form(textbook_ffn(), tmp_path)(TOKENS)
+    token, silent = 1, silent_units()[1]
+    active = [unit for unit in range(8) if unit not in silent]
+    with_silent = form(textbook_ffn(1e9, silent), tmp_path)(TOKENS)
+    torch.testing.assert_close(with_silent[token], out[token])
+    assert float(with_silent[0].abs().max()) > 1e6, "another token's active units are among them"
+    with_active = form(textbook_ffn(1e9, active[:1]), tmp_path)(TOKENS)
+    assert float(with_active[token].abs().min()) > 1e6
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

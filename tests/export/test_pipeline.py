@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from export import pipeline
-from export.adapters.random_weights import Init, pack_random, random_ffn, random_stack
+from export.adapters.random_weights import Init, random_ffn, random_stack
 from export.blocks import BlockStack
 from export.errors import ExportError, ProofError
 from export.graph import to_graph
-from export.pipeline import Options, export_module, export_packed
+from export.pipeline import Options, export_module, export_packed, pack
 from service.manifest import MANIFEST, REFERENCE, REPORT, Certificate, Manifest, read_manifest
 from service.session import open_session
 
@@ -92,17 +92,26 @@ def test_an_encoder_becomes_a_bundle_of_sequences(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("init", "seed"), [("linear", 0), ("normal", 1)])
 def test_ffn_768_3072_holds_2e_6_in_fp32_and_35_db_in_int8(tmp_path: Path, init: Init, seed: int) -> None:
-    packed = pack_random(random_ffn(768, 3072, init=init, seed=seed))
+    packed = pack(random_ffn(768, 3072, init=init, seed=seed))
     manifest = read_manifest(export_packed(packed, Options("ffn", tmp_path, seed=seed), source={}))
     assert max(row.relative_error for row in variant(manifest, "fp32").parity) <= 2e-6
     assert min(row.sqnr_db for row in variant(manifest, "int8").parity) >= 35
     assert {v.certificate.kind for v in manifest.variants} == {"exact"}
 
 
-@pytest.mark.parametrize(("place", "norm", "activation"), [("post", "layernorm", "relu"), ("pre", "rmsnorm", "swiglu")])
-def test_one_block_holds_2e_6_in_fp32(tmp_path: Path, place: Any, norm: Any, activation: str) -> None:
-    stack = random_stack(64, 4, 128, place=place, norm=norm, activation=activation, bias=place == "post", seed=5)
-    folder = export_packed(pack_random(stack), Options("block", tmp_path, precisions=("fp32",)), source={})
+@pytest.mark.parametrize(
+    ("d", "heads", "d_ff", "place", "norm", "activation"),
+    [
+        (64, 4, 128, "post", "layernorm", "relu"),
+        (64, 4, 128, "pre", "rmsnorm", "swiglu"),
+        (768, 12, 3072, "post", "layernorm", "gelu"),
+    ],
+)
+def test_one_block_holds_2e_6_in_fp32(
+    tmp_path: Path, d: int, heads: int, d_ff: int, place: Any, norm: Any, activation: str
+) -> None:
+    stack = random_stack(d, heads, d_ff, place=place, norm=norm, activation=activation, bias=place == "post", seed=5)
+    folder = export_module(stack, Options("block", tmp_path, precisions=("fp32",)))
     manifest = read_manifest(folder)
     assert max(row.relative_error for row in variant(manifest, "fp32").parity) <= 2e-6
     assert manifest.default_precision == "fp32"
@@ -111,7 +120,7 @@ def test_one_block_holds_2e_6_in_fp32(tmp_path: Path, place: Any, norm: Any, act
 
 def test_int8_alone_leaves_no_float_file(tmp_path: Path) -> None:
     options = Options("ffn", tmp_path, precisions=("int8",))
-    folder = export_packed(pack_random(random_ffn(16, 32)), options, source={})
+    folder = export_packed(pack(random_ffn(16, 32)), options, source={})
     assert [v.precision for v in read_manifest(folder).variants] == ["int8"]
     assert not (folder / "fp32-cpu.onnx").exists()
 
@@ -169,7 +178,7 @@ def inexact(*_: Any, **__: Any) -> Certificate:
 
 def test_an_inexact_certificate_is_refused_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "certify", inexact)
-    packed = pack_random(random_ffn(8, 16))
+    packed = pack(random_ffn(8, 16))
     message = "fp32: the certificate is 'tolerance'.* in: beside sequences 30x larger; --allow-inexact"
     with pytest.raises(ProofError, match=message):
         export_packed(packed, Options("ffn", tmp_path), source={})
@@ -188,5 +197,5 @@ def test_a_graph_that_differs_from_torch_is_refused(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(pipeline, "to_graph", damaged)
     with pytest.raises(ProofError, match="fp32: relative error"):
-        export_packed(pack_random(random_ffn(8, 16)), Options("ffn", tmp_path), source={})
+        export_packed(pack(random_ffn(8, 16)), Options("ffn", tmp_path), source={})
     assert list(tmp_path.iterdir()) == []
