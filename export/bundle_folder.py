@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from service.errors import BundleError
@@ -20,7 +21,11 @@ def bundle_folder(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise BundleError(f"{path}: no such bundle (expected <models>/<name> or <models>/<name>/<version>)")
-    versions = [int(child.name) for child in path.iterdir() if child.name.isascii() and child.name.isdigit()]
+    try:
+        names = [child.name for child in path.iterdir()]
+    except OSError as cause:
+        raise BundleError(f"{path}: {cause.strerror}") from cause
+    versions = [int(name) for name in names if re.fullmatch(r"[1-9][0-9]*", name)]
     if not versions:
         raise BundleError(f"{path}: neither {MANIFEST} nor a version folder in it")
     return path / str(max(versions))

@@ -45,7 +45,7 @@ def pack_stack(stack: BlockStack, family: str, proofs: Mapping[str, float] | Non
     """Describe a stack of our own blocks; facts that differ between its blocks are left out."""
     blocks = [block for block in stack.blocks if isinstance(block, TransformerBlock)]
     facts = [_describe(block) for block in blocks]
-    common = {key: value for key, value in facts[0].items() if all(fact[key] == value for fact in facts)}
+    common = {key: value for key, value in facts[0].items() if all(fact.get(key) == value for fact in facts)}
     architecture = {"family": family, "layers": len(blocks), **common, "final_norm": stack.norm is not None}
     layers = [*stack.blocks, *([] if stack.norm is None else [stack.norm])]
     d = blocks[0].attention.qkv.in_features
@@ -53,13 +53,14 @@ def pack_stack(stack: BlockStack, family: str, proofs: Mapping[str, float] | Non
 
 
 def _describe(block: TransformerBlock) -> dict[str, str | int | float | bool]:
+    eps = getattr(block.norm1, "eps", None)  # an nn.RMSNorm without one takes its dtype's
     return {
         "d_ff": block.ffn.down.in_features,
         "heads": block.attention.num_heads,
         "activation": block.ffn.activation_name,
         "norm": type(block.norm1).__name__,
         "norm_place": block.place,
-        "eps": float(getattr(block.norm1, "eps", None) or 0.0),
+        **({} if eps is None else {"eps": float(eps)}),
         "bias": block.attention.qkv.bias is not None,
         "causal": block.attention.causal,
     }

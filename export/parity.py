@@ -105,11 +105,11 @@ def check(parity: Sequence[Parity], precision: Precision, depth: int) -> None:
     worst = max(parity, key=lambda row: row.relative_error)
     if precision == "fp32" and worst.relative_error > fp32_bar(depth):
         raise ProofError(
-            f"fp32: relative error {worst.relative_error:.2e} against torch in float64 at sequence lengths "
+            f"relative error {worst.relative_error:.2e} against torch in float64 at sequence lengths "
             f"{worst.seq_lens}, allowed {fp32_bar(depth):.2e} for a depth of {depth}"
         )
     if precision == "int8" and worst.sqnr_db < INT8_SQNR_DB:
         raise ProofError(
-            f"int8: SQNR {worst.sqnr_db:.1f} dB against torch in float64 at sequence lengths {worst.seq_lens}, "
+            f"SQNR {worst.sqnr_db:.1f} dB against torch in float64 at sequence lengths {worst.seq_lens}, "
             f"required {INT8_SQNR_DB:.0f} dB: these weights do not suit 8 bits; export --precision fp32"
         )

@@ -206,20 +206,23 @@ def _variants(
         path = folder / f"{precision}-cpu.onnx"
         _save(model, path)
         session = open_session(path, "cpu", threads)
-        rows = parity.measure(session, cases)
-        parity.check(rows, precision, packed.depth or 1)
-        if packed.kind == "position-wise":
-            check_position_wise(session, packed.d_in, seed=options.seed)
-        certificate = certify(
-            session,
-            packed.kind,
-            packed.d_in,
-            seed=options.seed,
-            facts=session_facts(threads),
-            quantized=precision != "fp32",
-            fp32=fp32,
-            other_threads=open_session(path, "cpu", 1 if threads > 1 else 2),
-        )
+        try:
+            rows = parity.measure(session, cases)
+            parity.check(rows, precision, packed.depth or 1)
+            if packed.kind == "position-wise":
+                check_position_wise(session, packed.d_in, seed=options.seed)
+            certificate = certify(
+                session,
+                packed.kind,
+                packed.d_in,
+                seed=options.seed,
+                facts=session_facts(threads),
+                quantized=precision != "fp32",
+                fp32=fp32,
+                other_threads=open_session(path, "cpu", 1 if threads > 1 else 2),
+            )
+        except ProofError as cause:
+            raise ProofError(f"{precision}: {cause}") from cause
         if certificate.kind != "exact" and not options.allow_inexact:
             failed = ", ".join(name for name, same in certificate.checks.items() if not same)
             raise ProofError(

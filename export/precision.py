@@ -101,6 +101,8 @@ def _exportable(name: str, tensor: Tensor) -> Tensor:
         raise ExportError(f"{name} is not initialised: run the lazy module once before exporting it")
     if tensor.device.type == "meta":
         raise ExportError(f"{name} is on the meta device: it has a shape and no values; load its weights first")
+    if tensor.layout != torch.strided:
+        raise ExportError(f"{name} is {tensor.layout}: only dense weights can be exported; call its to_dense() first")
     if tensor.is_complex() or tensor.is_quantized:
         raise ExportError(f"{name} is {tensor.dtype}: only real floating-point weights can be exported")
     parameter = isinstance(tensor, nn.Parameter)

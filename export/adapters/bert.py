@@ -77,7 +77,7 @@ class _Shape:
             values = json.loads(path.read_bytes())
         except OSError as cause:
             raise SourceError(f"{path}: {cause.strerror}") from cause
-        except ValueError as cause:
+        except (ValueError, RecursionError) as cause:
             raise SourceError(f"{path}: not JSON: {cause}") from cause
         if not isinstance(values, dict):
             raise SourceError(f"{path}: expected an object")

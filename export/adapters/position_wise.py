@@ -54,6 +54,8 @@ class PositionWise(nn.Module):
         out = self.inner(self.layout.arrange(tokens))
         if not isinstance(out, Tensor):
             raise ExportError(f"it returns {type(out).__name__}, expected one tensor")
+        if not out.is_floating_point():
+            raise ExportError(f"it returns {out.dtype}, expected floating-point numbers")
         if out.dim() != self.layout.rank or out.shape[self.layout.token_axis] != tokens.shape[0]:
             raise ExportError(f"it maps {tuple(self.layout.arrange(tokens).shape)} to {tuple(out.shape)}")
         if out.dim() == 3 and out.shape[0] != 1:

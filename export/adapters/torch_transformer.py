@@ -35,7 +35,15 @@ def pack_encoder(original: nn.TransformerEncoder | nn.TransformerEncoderLayer, *
         layers, norm = [original], None
     if not layers:
         raise ExportError(f"{type(original).__name__} has no layers")
-    stack = BlockStack([_block(layer, index, causal) for index, layer in enumerate(layers)], norm).eval()
+    blocks = []
+    for index, layer in enumerate(layers):
+        try:
+            blocks.append(_block(layer, index, causal))
+        except (AttributeError, TypeError, ValueError) as cause:  # a part was replaced by something else
+            raise ExportError(
+                f"layer {index} ({type(layer).__name__}) has no packed form: {first_line(cause)}"
+            ) from cause
+    stack = BlockStack(blocks, norm).eval()
     packed = pack_stack(stack, type(original).__name__)
     error = _prove(original, packed, [*layers, *([] if norm is None else [norm])], causal=causal, seed=seed)
     return pack_stack(stack, type(original).__name__, {"equals the original module, per sequence": error})
@@ -48,6 +56,11 @@ def _block(layer: nn.Module, index: int, causal: bool) -> TransformerBlock:
     attention = layer.self_attn
     if not isinstance(attention, nn.MultiheadAttention) or attention.in_proj_weight is None:
         raise ExportError(f"{where}: self_attn must be an nn.MultiheadAttention with one in_proj_weight")
+    if not isinstance(attention.in_proj_weight, nn.Parameter):
+        raise ExportError(
+            f"{where}: in_proj_weight is computed from other tensors (a parametrization); remove it first, leaving the "
+            "weight in place"
+        )
     if attention.bias_k is not None or attention.add_zero_attn:
         raise ExportError(f"{where}: add_bias_kv and add_zero_attn add a key to every sequence and have no packed form")
     with torch.device("meta"):  # every weight is replaced below
@@ -81,7 +94,8 @@ def _prove(original: nn.Module, packed: Packed, original_layers: list[nn.Module]
             found: Tensor = packed.module(tokens, torch.tensor(seq_lens))
         if found.shape != expected.shape:
             raise ProofError(f"{type(original).__name__} gives {tuple(expected.shape)}, expected {tuple(found.shape)}")
-        error = float((found - expected).norm() / expected.norm())
+        scale = expected.norm().clamp_min(torch.finfo(expected.dtype).tiny)  # a LayerNorm of width 1 gives zeros
+        error = float((found - expected).norm() / scale)
         if not error <= _BAR:
             raise ProofError(
                 f"{type(original).__name__} does not compute what its weights say: it differs by {error:.1e} "

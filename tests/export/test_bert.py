@@ -195,6 +195,7 @@ def test_files_that_are_not_there_or_not_readable_are_named(tmp_path: Path) -> N
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(SourceError, match="not a readable safetensors file"):
         pack_bert(weights, config)
-    config.write_text("{")
-    with pytest.raises(SourceError, match=r"config\.json: not JSON"):
-        pack_bert(weights, config)
+    for text in ("{", "[" * 100_000, "\x00"):
+        config.write_text(text)
+        with pytest.raises(SourceError, match=r"config\.json: not JSON"):
+            pack_bert(weights, config)

@@ -65,6 +65,7 @@ def test_the_latest_version_is_the_highest_number_not_the_last_name(tmp_path: Pa
     for version in ("2", "10", "9"):
         (tmp_path / "m" / version).mkdir(parents=True)
     (tmp_path / "m" / ".11.tmp").mkdir()
+    (tmp_path / "m" / "011").mkdir()  # no version is written so
     assert bundle_folder(tmp_path / "m").name == "10"
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -136,3 +139,40 @@ def test_the_width_must_be_given_where_nothing_states_it() -> None:
 def test_a_module_with_another_signature_is_refused_with_its_own_reason() -> None:
     with pytest.raises(ExportError, match="missing 2 required positional arguments"):
         pack(nn.MultiheadAttention(6, 2))
+
+
+class Returning(nn.Module):
+    def __init__(self, answer: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.answer = answer
+
+    def forward(self, x: Tensor) -> Any:
+        return self.answer(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda out: out.round().long(), "it returns torch.int64, expected floating-point numbers"),
+        (lambda out: out > 0, "it returns torch.bool, expected floating-point numbers"),
+        (lambda out: (out, out), "it returns tuple, expected one tensor"),
+        (lambda out: {"out": out}, "it returns dict, expected one tensor"),
+        (lambda out: out[..., 0], r"it maps \(7, 6\) to \(7,\)"),
+    ],
+)
+def test_an_answer_that_is_not_one_tensor_of_numbers_is_refused(answer: Callable[[Tensor], Any], message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        pack(Returning(answer))
+
+
+@pytest.mark.parametrize("leak", [False, True])
+def test_hooks_are_part_of_what_is_exported(leak: bool) -> None:
+    module = nn.Sequential(nn.Linear(6, 6))
+    module[0].register_forward_hook(lambda _module, _args, out: out + out.mean(0) if leak else out * 2)
+    if leak:
+        with pytest.raises(ProofError, match="not position-wise"):
+            pack(module)
+    else:
+        tokens = torch.randn(5, 6)
+        torch.testing.assert_close(pack(module).module(tokens), module(tokens))

@@ -74,6 +74,12 @@ def test_a_layer_that_raises_is_float32_again() -> None:
     assert layer.weight.dtype == torch.float32
 
 
+def sparse() -> nn.Module:
+    module = nn.Linear(4, 4)
+    module.weight = nn.Parameter(module.weight.detach().to_sparse())
+    return module
+
+
 def with_nan() -> nn.Module:
     module = nn.Linear(4, 4).requires_grad_(False)
     module.weight[1, 2] = float("nan")
@@ -86,6 +92,7 @@ def with_nan() -> nn.Module:
         (nn.Linear(4, 4, device="meta"), "weight is on the meta device"),
         (with_nan(), "weight holds NaN or infinite"),
         (nn.Linear(4, 4, dtype=torch.complex64), "weight is torch.complex64"),
+        (sparse(), "weight is torch.sparse_coo: only dense weights"),
     ],
 )
 def test_weights_without_usable_values_are_refused_by_name(module: nn.Module, message: str) -> None:

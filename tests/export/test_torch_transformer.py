@@ -107,3 +107,39 @@ def test_the_fast_path_is_left_as_it_was_found() -> None:
 def test_causal_is_refused_for_modules_without_attention() -> None:
     with pytest.raises(ExportError, match="causal: Linear is not an"):
         pack(nn.Linear(4, 4), causal=True)
+
+
+def parametrized() -> nn.TransformerEncoderLayer:
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    nn.utils.parametrizations.weight_norm(layer.self_attn, "in_proj_weight")
+    return layer
+
+
+def replaced() -> nn.TransformerEncoderLayer:
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    layer.linear1 = nn.Sequential(nn.Linear(8, 8))  # type: ignore[assignment]
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (parametrized(), "in_proj_weight is computed from other tensors"),
+        (replaced(), r"layer 0 \(TransformerEncoderLayer\) has no packed form: AttributeError"),
+    ],
+)
+def test_a_part_without_a_packed_form_is_refused_by_layer(layer: nn.Module, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        pack(layer)
+
+
+def test_a_width_of_one_where_every_norm_gives_zero_is_no_contradiction() -> None:
+    packed = pack(nn.TransformerEncoderLayer(1, 1, 1, batch_first=True))
+    assert packed.proofs[PROOF] == 0
+
+
+def test_an_epsilon_that_a_norm_does_not_have_is_not_stated() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    assert pack(layer).architecture["eps"] == 1e-5
+    layer.norm1, layer.norm2 = nn.RMSNorm(8), nn.RMSNorm(8)  # type: ignore[assignment]
+    assert "eps" not in pack(layer).architecture
