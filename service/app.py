@@ -46,6 +46,7 @@ class App:
             title="Tokenslab",
             lifespan=self._lifespan,
             redirect_slashes=False,  # the C++ client follows no redirect
+            strict_content_type=False,  # Triton's Python client sends none
         )
         add_control_routes(self.api, self._served, lifecycle, self.metrics)
         describe(self.api)
@@ -71,6 +72,9 @@ class App:
                 return
             except RequestError as error:
                 await refuse(error, body, send, closing=self.lifecycle.draining)
+                return
+            except asyncio.CancelledError:
+                await refuse(NotReady("the service stopped before this request was complete"), body, send, closing=True)
                 return
             finally:
                 body.release()

@@ -17,6 +17,7 @@ from service.errors import BodiesFull, BodyTimeout, InvalidInput, TooLarge
 # reset: what a fast client has sent before it reads, no more.
 DISCARD_BYTES: Final = 8 << 20
 DISCARD_S: Final = 2.0
+MIN_RATE: Final = 8 << 10  # bytes/s on average, or a body of a byte now and then would hold its place for ever
 
 _WBITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 ENCODINGS: Final = tuple(_WBITS)
@@ -50,7 +51,7 @@ class BodyBudget:
         self.chunks = 0  # received so far, of all bodies
 
     def take(self, size: int) -> None:
-        """Raise BodiesFull if `size` bytes more are too many."""
+        """Raise BodiesFull if `size` bytes more are too many; bytes are charged as they arrive, not as announced."""
         if size > self._left:
             taken = self._size - self._left
             raise BodiesFull(
@@ -90,38 +91,40 @@ class RequestBody:
             BodyTimeout: nothing arrived for longer than allowed.
             BodyLost: the connection ended first.
         """
-        if length is not None:
-            if length > limits.size:
-                raise TooLarge(f"body: {length} bytes, the limit is {limits.size} ({limits.name})")
-            self._take(length)
+        if length is not None and length > limits.size:
+            raise TooLarge(f"body: {length} bytes, the limit is {limits.size} ({limits.name})")
         if self._complete:  # it came with its headers: no timer, no copy
-            return self._bounded((await self._next())[0], length, limits)
+            chunk, _ = await self._next()
+            self._admit(len(chunk), 0, limits)
+            return memoryview(chunk)
         buffer = bytearray()
         # Untouched pages of an empty array cost no memory, so a length alone claims none.
         view, at = np.empty(length or 0, np.uint8).data, 0
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
-            async with asyncio.timeout(limits.silence_s) as silence:
+            async with asyncio.timeout(limits.silence_s) as patience:
                 while not self._complete:
                     chunk, self._complete = await self._next()
-                    silence.reschedule(asyncio.get_running_loop().time() + limits.silence_s)
+                    self._admit(len(chunk), at, limits)
                     if length is None:
-                        self._bounded(chunk, None, limits, at)
                         buffer += chunk
                     else:
                         view[at : at + len(chunk)] = chunk
                     at += len(chunk)
+                    now = loop.time()
+                    patience.reschedule(min(now, began + at / MIN_RATE) + limits.silence_s)
         except TimeoutError as cause:
             raise BodyTimeout(
-                f"body: nothing arrived for {limits.silence_s:g} s after {at} bytes (body_timeout_s)"
+                f"body: {at} bytes in {loop.time() - began:.1f} s, then too little for {limits.silence_s:g} s "
+                "(body_timeout_s)"
             ) from cause
         return memoryview(buffer) if length is None else view
 
-    def _bounded(self, chunk: bytes, length: int | None, limits: BodyLimits, before: int = 0) -> memoryview:
-        if length is None:
-            if before + len(chunk) > limits.size:
-                raise TooLarge(f"body: more than {limits.size} bytes ({limits.name})")
-            self._take(len(chunk))
-        return memoryview(chunk)
+    def _admit(self, size: int, before: int, limits: BodyLimits) -> None:
+        if before + size > limits.size:
+            raise TooLarge(f"body: more than {limits.size} bytes ({limits.name})")
+        self._take(size)
 
     async def _next(self) -> tuple[bytes, bool]:
         message = await self._receive()
@@ -142,6 +145,11 @@ class RequestBody:
 
     def _take(self, size: int) -> None:
         self._budget.take(size)
+        self._taken += size
+
+    def charge(self, size: int) -> None:
+        """Count an answer that is being written; it is there already, so others wait if it is too much."""
+        self._budget.give(-size)
         self._taken += size
 
     def release(self) -> None:

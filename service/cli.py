@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -62,13 +63,15 @@ def serve(
 
 
 def _run(settings: Settings) -> None:
+    # Nothing is lost while models load. An import may swallow a KeyboardInterrupt, and as a container's PID 1 a process
+    # ignores SIGTERM unless it has a handler. The server brings its own later.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop_loading)
     # Here and not above, so that `tokenslab --help` loads no ONNX Runtime.
     from service.app import create_app
     from service.repository import load_repository
     from service.server import Server
 
-    # As PID 1 of a container a process ignores SIGTERM unless it has a handler; the server brings its own later.
-    signal.signal(signal.SIGTERM, _stop_loading)
     try:
         repository = load_repository(settings)
     except TokenslabError as error:
@@ -86,5 +89,5 @@ def _run(settings: Settings) -> None:
         raise typer.Exit(1)
 
 
-def _stop_loading(number: int, _: object) -> None:
-    raise SystemExit(128 + number)
+def _stop_loading(number: int, _: object) -> NoReturn:
+    os._exit(128 + number)

@@ -44,7 +44,7 @@ class Window:
     started: float = 0.0
     finished: float = 0.0
     out: Float32 | None = None
-    error: Exception | None = field(default=None)
+    error: BaseException | None = field(default=None)
 
 
 class Engine:
@@ -74,7 +74,7 @@ class Engine:
             window.started = time.perf_counter()
             try:
                 window.out = self._run(window)
-            except Exception as error:  # noqa: BLE001 - whatever the run raises fails this window, not the engine
+            except BaseException as error:  # noqa: BLE001 - whatever the run raises fails this window, not the engine
                 window.error = error
             window.finished = time.perf_counter()
             window.parts = []  # the bodies are no longer needed

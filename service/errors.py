@@ -81,8 +81,16 @@ class UnsupportedEncoding(Unsupported):
     """A Content-Encoding other than gzip and deflate."""
 
 
+class HeadTooLarge(RequestError):
+    """Request line and headers beyond their limit."""
+
+    status = 431
+    reason = "head_too_large"
+    close = True
+
+
 class NotReady(RequestError):
-    """Starting."""
+    """Starting, or stopped before the answer."""
 
     status = 503
     reason = "not_ready"

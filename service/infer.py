@@ -6,12 +6,14 @@ server's own state when the window is planned, so no task watches a request.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from math import prod
 from typing import Final
 from urllib.parse import parse_qs
 
 import numpy as np
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from service.asgi import JSON, Receive, Scope, Send, refuse
 from service.batcher import Answer, Batcher, Client, ClientGone
@@ -26,6 +28,7 @@ from service.errors import (
     UnsupportedEncoding,
     UnsupportedMedia,
 )
+from service.http import written
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.protocol import Decoded, Signature, decode, decode_npy, encode, encode_npy
@@ -57,6 +60,7 @@ class Infer:
         self._max_json = settings.max_json_bytes
         self._limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s, "max_body_mib")
         self._budget = budget
+        self._write_timeout_s = settings.write_timeout_s
         self._max_rows = settings.max_queue_tokens
         self._lifecycle = lifecycle
         self._routes: dict[str, tuple[Model, Signature]] = {}
@@ -65,29 +69,45 @@ class Infer:
         """Answer one infer request; every fault becomes `{"error": ...}` with its status."""
         body = RequestBody(receive, self._budget)
         try:
-            await self._answer(scope, body, send)
+            parts, headers = await self._answer(scope, body)
         except ClientGone:
             self._metrics.disconnects.labels("queue").inc()
         except BodyLost:
             self._metrics.disconnects.labels("body").inc()
         except RequestError as error:
             await self._refuse(error, body, send)
+        except asyncio.CancelledError:  # the server's drain limit is over, or it was told to stop at once
+            log.error("%s: stopped before it was answered", scope["path"])
+            await self._refuse(NotReady("the service stopped before this request was answered"), body, send)
         except Exception:
             log.exception("infer failed on %s", scope["path"])
             await self._refuse(InternalFault("internal error; see the service's log"), body, send)
+        else:
+            size = sum(map(len, parts))
+            await self._until_written(body, size)  # an earlier answer on the same connection
+            await _send(parts, headers, send, closing=self._lifecycle.draining)
+            await self._until_written(body, size)
         finally:
             body.release()
 
-    async def _answer(self, scope: Scope, body: RequestBody, send: Send) -> None:
+    async def _answer(
+        self, scope: Scope, body: RequestBody
+    ) -> tuple[list[bytes | memoryview], list[tuple[bytes, bytes]]]:
         model, signature = self._route(scope["path"])
         headers = _Headers(scope)
         data = await body.read(headers.length, self._limits)
         if headers.encoding:
             data = await body.inflate(data, headers.encoding, self._limits)
         request = headers.decode(signature, data, scope["query_string"], self._max_json)
-        answer = await self._run(model, request, body.client)
-        parts, extra = _encode(signature, request, answer)
-        await _send(parts, extra, send, closing=self._lifecycle.draining)
+        return _encode(signature, request, await self._run(model, request, body.client))
+
+    async def _until_written(self, body: RequestBody, size: int) -> None:
+        """Stay with an answer that its client reads slowly: its bytes count, and who reads nothing is cut off."""
+        client = body.client
+        if isinstance(client, RequestResponseCycle) and client.flow.write_paused:
+            body.charge(size)
+            if not await written(client, self._write_timeout_s):
+                self._metrics.disconnects.labels("reply").inc()
 
     def _route(self, path: str) -> tuple[Model, Signature]:
         if not self._lifecycle.started:
@@ -139,12 +159,16 @@ class _Headers:
         self.encoding = ""  # gzip or deflate, if any
         for name, value in scope["headers"]:
             if name == b"content-length":
-                self.length = int(value)  # the server's parser has checked it
+                self.length = int(value)  # the server's parser has checked it, and that there is one
             elif name == b"content-type":
                 self.content_type = value.partition(b";")[0].strip().lower()
             elif name == b"inference-header-content-length":
+                if self.json_length is not None:
+                    raise InvalidInput("Inference-Header-Content-Length: found twice, expected once")
                 self.json_length = value
             elif name == b"content-encoding":
+                if self.encoding:
+                    raise UnsupportedEncoding("Content-Encoding: found twice, expected one coding")
                 self.encoding = value.strip().lower().decode("latin-1")
         if self.encoding == "identity":
             self.encoding = ""

@@ -65,7 +65,7 @@ class Metrics:
         )
         self.disconnects = Counter(
             "tokenslab_disconnects",
-            "Clients that left while their body arrived (body) or before their tokens were packed (queue)",
+            "Clients gone while their body came (body) or their tokens waited (queue), or cut off unreading (reply)",
             ["stage"],
             registry=registry,
         )

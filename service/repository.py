@@ -48,6 +48,8 @@ class Model:
         """One `session.run`; raises whatever ONNX Runtime raises."""
         feeds = {"tokens": tokens} if seq_lens is None else {"tokens": tokens, "seq_lens": seq_lens}
         out: Float32 = self.session.run(["out"], feeds)[0]
+        if out.shape != (len(tokens), self.manifest.d_out):
+            raise RuntimeError(f"{self.label}: out is {out.shape}, expected {(len(tokens), self.manifest.d_out)}")
         return out
 
 
@@ -68,7 +70,7 @@ class Repository:
         """The model, its latest version unless one is named; raises NotFound with what there is."""
         if name not in self._versions:
             raise NotFound(f"unknown model {name!r}; served: {', '.join(self._versions)}")
-        model = self._models.get((name, version or self._versions[name][-1]))
+        model = self._models.get((name, self._versions[name][-1] if version is None else version))
         if model is None:
             raise NotFound(f"model {name!r} has no version {version!r} here; served: {', '.join(self._versions[name])}")
         return model
@@ -88,6 +90,13 @@ def load_repository(settings: Settings) -> Repository:
         BundleError: names the file that cannot be served and why; nothing is served then.
         ProviderError: the execution provider is not the one that was asked for.
     """
+    try:
+        return _load(settings)
+    except OSError as cause:
+        raise BundleError(f"{cause.filename}: {cause.strerror}") from cause
+
+
+def _load(settings: Settings) -> Repository:
     root = settings.models
     if not root.is_dir():
         raise BundleError(f"{root.absolute()}: the model repository is not a folder")
@@ -195,8 +204,6 @@ def _run_once(path: Path, model: Model, lens: list[int]) -> None:
     rows = sum(lens)
     tokens = np.random.default_rng(0).standard_normal((rows, model.manifest.d_in), dtype=np.float32)
     try:
-        out = model.run(tokens, np.array(lens, np.int64) if model.has_sequences else None)
+        model.run(tokens, np.array(lens, np.int64) if model.has_sequences else None)
     except Exception as cause:
         raise BundleError(f"{path}: it loads but does not run at {rows} tokens: {cause}") from cause
-    if out.shape != (rows, model.manifest.d_out):
-        raise BundleError(f"{path}: out is {out.shape}, the manifest says {(rows, model.manifest.d_out)}")

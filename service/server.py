@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from service.app import App
+from service.http import http_protocol
 from service.lifecycle import Lifecycle
 from service.settings import Settings
 
@@ -76,7 +77,7 @@ def server_config(app: App, settings: Settings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=http_protocol(settings.max_head_kib << 10, settings.head_timeout_s),
         ws="none",
         lifespan="on",
         access_log=False,

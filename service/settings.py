@@ -38,17 +38,20 @@ class Settings(BaseSettings):
 
     models: Path = Field(Path("models"), description="Model repository: <models>/<name>/<version>/manifest.json")
     versions: Literal["latest", "all"] = Field("latest", description="all: serves older versions too, for their memory")
-    host: str = Field("127.0.0.1", description="Address to listen on; anything but loopback is open to its network")
+    host: str = Field(
+        "127.0.0.1", min_length=1, description="Address to listen on; beyond loopback anyone there can ask"
+    )
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
     provider: Literal["cpu", "cuda"] = Field("cpu", description="Execution provider: this one, or no start")
     threads: int = Field(
         default_factory=cpu_quota,
         ge=1,
+        le=1024,
         description="Intra-op threads of ONNX Runtime (default: the CPU quota); more than the quota makes them queue",
     )
     windows: bool = Field(True, description="False: one request a run, no packing")
     max_window_tokens: int = Field(
-        2048, ge=1, description="Token budget of a window; more: longer windows, later answers, more memory"
+        2048, ge=1, le=1 << 20, description="Token budget of a window; more: longer windows, later answers, more memory"
     )
     max_wait_ms: float = Field(
         0.0,
@@ -60,7 +63,10 @@ class Settings(BaseSettings):
         65_536, ge=1, description="Tokens accepted and not yet answered; more: longer waits instead of 429, more memory"
     )
     max_sequence_tokens: int = Field(
-        2048, ge=1, description="Longest sequence through attention; its cost and memory grow with the square"
+        2048,
+        ge=1,
+        le=1 << 17,
+        description="Longest sequence through attention; cost and memory grow with its square",
     )
     max_body_mib: float = Field(
         64, gt=0, description="Largest request body, after inflating; bounds memory per request"
@@ -69,12 +75,19 @@ class Settings(BaseSettings):
         8, gt=0, description="Largest JSON part, in or out; it holds the event loop, up to 0.3 s a MiB in, 10 ms out"
     )
     max_bodies_mib: float = Field(
-        512, gt=0, description="All bodies that are being received or answered, together; beyond it 429"
+        512, gt=0, le=1 << 20, description="Bodies and answers in flight, as far as they have arrived; beyond it 429"
     )
+    max_head_kib: int = Field(64, ge=1, le=1024, description="Largest request line and headers; beyond it 431")
+    head_timeout_s: float = Field(10, gt=0, le=86_400, description="From a connection's first byte to its whole head")
     timeout_s: float = Field(
         30, gt=0, le=86_400, description="Deadline of a request, from its whole body to its answer"
     )
-    body_timeout_s: float = Field(10, gt=0, le=86_400, description="Longest silence within a request body before 408")
+    body_timeout_s: float = Field(
+        10, gt=0, le=86_400, description="Longest silence in a body before 408; it must keep 8 KiB/s"
+    )
+    write_timeout_s: float = Field(
+        30, gt=0, le=86_400, description="How long a client may read nothing of its answer before it is cut off"
+    )
     keep_alive_s: int = Field(75, ge=1, description="How long an idle connection stays open; above a proxy's own")
     drain_delay_s: float = Field(
         2,

@@ -115,5 +115,7 @@ def show(value: Any) -> str:
         return f"a list of {len(value)}"
     if isinstance(value, dict):
         return f"an object of {len(value)}"
+    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to print the longest ones
+        return f"a number of {value.bit_length()} bits"
     text = repr(value[:60] if isinstance(value, str | bytes) else value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -181,6 +181,27 @@ def test_a_second_signal_stops_at_once(models: Path) -> None:
         assert server.wait(5) == 128 + signal.SIGTERM
 
 
+def test_what_the_drain_limit_leaves_unanswered_is_told_so(models: Path) -> None:
+    body, headers = binary(np.ones((2000, D), np.float32))
+    flags = ("--drain-delay", "0", "--drain-limit", "0.1", "--max-queue-tokens", "200000")
+    with serving(models, *flags) as server:
+        links = [server.connect() for _ in range(30)]
+        for link in links:
+            link.request("POST", "/v2/models/slow/infer", body, headers)
+        while server.metric("tokenslab_queue_tokens") + server.metric("tokenslab_tokens_total") < 30 * 2000:
+            pass
+        server.signal(signal.SIGTERM)
+        got = [answer(link.getresponse()) for link in links]
+        for link in links:
+            link.close()
+        assert server.wait() == 0
+    assert {status for status, _, _ in got} <= {200, 503}
+    late = [data for status, _, data in got if status == 503]
+    assert late
+    assert all("stopped before" in json.loads(data)["error"] for data in late)
+    assert not [line for line in server.log if "Traceback" in line]
+
+
 def test_a_stalled_body_does_not_keep_a_stopping_server_alive(models: Path) -> None:
     with serving(models, "--drain-delay", "0", "--drain-limit", "1") as server:
         link = server.raw(b"POST /v2/models/ffn/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")

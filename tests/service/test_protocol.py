@@ -431,6 +431,8 @@ def npy_header(descr: str, fortran: str, shape: str) -> memoryview:
     st.sampled_from(
         [
             "(0,4)",
+            f"(0x{'f' * 3900},4)",
+            f"(-0x{'f' * 3900},4)",
             "(-1,-1,4)",
             "(-2,-2,4)",
             "(0,-5,4)",

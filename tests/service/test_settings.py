@@ -43,6 +43,15 @@ def test_what_kubernetes_sets_for_a_service_of_this_name_is_explained(
         Settings()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("host", ""), ("max_window_tokens", 10**12), ("max_sequence_tokens", 10**12), ("threads", 10**5)],
+)
+def test_a_value_that_no_machine_has_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=name):
+        Settings.model_validate({name: value})
+
+
 @pytest.mark.parametrize("name", ["timeout_s", "max_body_mib", "drain_limit_s", "max_wait_ms"])
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0])
 def test_a_number_that_is_none_is_refused(name: str, value: float) -> None:

@@ -1,0 +1,150 @@
+"""HTTP below the protocol: heads, pipelines, slow readers, and what a hostile or unlucky connection may cost."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from tests.e2e.conftest import D
+from tests.e2e.server import Server, binary, serving
+
+
+@pytest.fixture(scope="module")
+def strict(models: Path) -> Iterator[Server]:
+    flags = ("--max-body-mib", "4", "--max-bodies-mib", "8", "--body-timeout", "1")
+    limits = {"TOKENSLAB_HEAD_TIMEOUT_S": "0.5", "TOKENSLAB_WRITE_TIMEOUT_S": "0.5", "TOKENSLAB_MAX_HEAD_KIB": "8"}
+    with serving(models, *flags, **limits) as server:
+        yield server
+        assert not [line for line in server.log if "ERROR" in line or "Traceback" in line], server.log
+
+
+def post(model: str, rows: int, extra: str = "") -> bytes:
+    body, headers = binary(np.ones((rows, D), np.float32))
+    lines = "".join(f"{k}: {v}\r\n" for k, v in headers.items()) + extra
+    head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{lines}\r\n"
+    return head.encode() + body
+
+
+def everything(link: socket.socket) -> bytes:
+    with link.makefile("rb") as file:
+        return file.read()
+
+
+def close_with_reset(link: socket.socket) -> None:
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    link.close()
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+    until = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > until:
+            return False
+    return True
+
+
+def test_a_head_without_end_is_cut_off_early(strict: Server) -> None:
+    sent = 0
+    with strict.raw(b"GET /v2 HTTP/1.1\r\nHost: x\r\nX: ") as link:
+        try:
+            for _ in range(1000):
+                sent += link.send(b"a" * 100_000)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    assert sent < 50 << 20
+    assert strict.ask("/v2/health/live")[0] == 200
+
+
+def test_a_head_over_the_limit_is_a_431_that_names_it(strict: Server) -> None:
+    with strict.raw(b"GET /v2 HTTP/1.1\r\nX: " + b"a" * 9000) as link:
+        assert eventually(lambda: _answered(link, b"b"))
+        got = everything(link)
+    assert got.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(got.partition(b"\r\n\r\n")[2])["error"] == "head: more than 8192 bytes (max_head_kib)"
+
+
+def _answered(link: socket.socket, more: bytes) -> bool:
+    """Send a little until there is something to read."""
+    link.sendall(more)
+    link.settimeout(0.05)
+    try:
+        return bool(link.recv(1, socket.MSG_PEEK))
+    except TimeoutError:
+        return False
+    finally:
+        link.settimeout(20)
+
+
+def test_a_head_that_stalls_or_never_comes_is_closed(strict: Server) -> None:
+    for start in (b"", b"GET /v2 HTTP/1.1\r\nHost:"):
+        with strict.raw(start) as link:
+            assert everything(link) == b""
+
+
+def test_what_is_no_http_gets_the_protocols_error(strict: Server) -> None:
+    with strict.raw(b"NONSENSE\r\n\r\n") as link:
+        got = everything(link)
+    assert got.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(got.partition(b"\r\n\r\n")[2])["error"].startswith("HTTP: ")
+
+
+def test_an_upgrade_that_is_not_spoken_is_ignored_and_the_body_is_read(strict: Server) -> None:
+    extra = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+    with strict.raw(post("ffn", 3, extra)) as link:
+        assert link.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_pipelined_requests_are_answered_and_dropped_when_their_client_leaves(strict: Server) -> None:
+    with strict.raw(b"".join(post("ffn", rows) for rows in (1, 2, 3))) as link:
+        received = b""
+        while received.count(b"HTTP/1.1 200 ") < 3 or len(received) < 6 * D * 4:
+            received += link.recv(1 << 16)
+    for _ in range(20):
+        close_with_reset(strict.raw(post("ffn", 5) * 100))
+    assert strict.infer("ffn", np.ones((1, D), np.float32)).shape == (1, D)
+    assert eventually(lambda: strict.metric("tokenslab_queue_tokens") == 0)
+
+
+def test_those_who_read_nothing_are_cut_off_and_their_answers_count_meanwhile(strict: Server) -> None:
+    before = psutil.Process(strict.process.pid).memory_info().rss
+    links = []
+    for _ in range(40):
+        link = socket.socket()
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        link.settimeout(20)
+        link.connect(("127.0.0.1", strict.port))
+        link.sendall(post("ffn", 12_000))  # an answer of 3 MB each, if all were let in
+        links.append(link)
+    assert eventually(lambda: strict.metric("tokenslab_disconnects_total", stage="reply") >= 1)
+    grown = psutil.Process(strict.process.pid).memory_info().rss - before
+    for link in links:
+        link.close()
+    assert grown < 100 << 20
+    body, headers = binary(np.ones((9000, D), np.float32))
+    assert eventually(lambda: strict.ask("/v2/models/ffn/infer", body, headers)[0] == 200)
+
+
+def test_announced_bytes_lock_nobody_out_and_a_trickle_ends(strict: Server) -> None:
+    head = f"POST /v2/models/ffn/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {4 << 20}\r\n\r\n".encode()
+    links = [strict.raw(head + b"a") for _ in range(8)]
+    assert strict.infer("ffn", np.ones((1000, D), np.float32)).shape == (1000, D)
+    assert eventually(lambda: _answered(links[0], b"a")), "a byte now and then kept the connection for ever"
+    assert everything(links[0]).startswith(b"HTTP/1.1 408 ")
+    for link in links:
+        link.close()
+
+
+def test_a_header_that_says_two_things_is_refused(strict: Server) -> None:
+    with strict.raw(post("ffn", 1, "Inference-Header-Content-Length: 3\r\n")) as link:
+        assert link.recv(100).startswith(b"HTTP/1.1 400 ")
+    with strict.raw(post("ffn", 1, "Content-Encoding: gzip\r\nContent-Encoding: identity\r\n")) as link:
+        assert link.recv(100).startswith(b"HTTP/1.1 501 ")
+    assert strict.ask("/v2/models/ffn/versions//infer", b"{}")[0] == 404
