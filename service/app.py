@@ -95,6 +95,7 @@ class App:
             settings.max_queue_tokens, settings.max_sequence_tokens, settings.timeout_s, settings.max_wait_ms / 1e3
         )
         budget = BodyBudget(settings.max_bodies_bytes)
+        self.metrics.body_bytes.set_function(lambda: budget.taken)
         batcher = Batcher(
             engine.submit, bounds, self.metrics, asyncio.get_running_loop(), arrivals=lambda: budget.chunks
         )

@@ -50,12 +50,16 @@ class BodyBudget:
         self._left = size
         self.chunks = 0  # received so far, of all bodies
 
+    @property
+    def taken(self) -> int:
+        """Bytes in flight."""
+        return self._size - self._left
+
     def take(self, size: int) -> None:
         """Raise BodiesFull if `size` bytes more are too many; bytes are charged as they arrive, not as announced."""
         if size > self._left:
-            taken = self._size - self._left
             raise BodiesFull(
-                f"body: {taken} bytes are in flight; {size} more would exceed max_bodies_mib, {self._size}"
+                f"body: {self.taken} bytes are in flight; {size} more would exceed max_bodies_mib, {self._size}"
             )
         self._left -= size
 

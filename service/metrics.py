@@ -33,7 +33,7 @@ REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """The counters. `queue_tokens` and `ready` are set to functions by whoever knows, and read when scraped."""
+    """The counters. The gauges are set to functions by whoever knows, and read when scraped."""
 
     def __init__(self) -> None:
         registry = CollectorRegistry()
@@ -70,6 +70,7 @@ class Metrics:
             registry=registry,
         )
         self.queue_tokens = Gauge("tokenslab_queue_tokens", "Tokens accepted, not yet answered", registry=registry)
+        self.body_bytes = Gauge("tokenslab_body_bytes", "Bytes of bodies and slow answers in flight", registry=registry)
         self.ready = Gauge("tokenslab_ready", "1 while requests are welcome", registry=registry)
 
     def count_answers(self, model: str, tokens: list[int], queue_s: list[float]) -> None:

@@ -80,13 +80,14 @@ def test_bodies_together_are_bounded_and_a_refusal_is_a_429(models: Path) -> Non
         head = f"POST /v2/models/ffn/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 20}\r\n\r\n".encode()
         body, headers = binary(np.zeros((2500, D), np.float32))
         with server.raw(head + bytes(1_000_000)):  # and the rest never comes
-            while (got := server.ask("/v2/models/ffn/infer", body, headers))[0] == 200:
-                pass  # its bytes are not read yet
-            assert got[0] == 429
-            assert b"max_bodies_mib" in got[2]
+            while server.metric("tokenslab_body_bytes") < 1_000_000:
+                pass
+            status, _, data = server.ask("/v2/models/ffn/infer", body, headers)
+            assert (status, b"max_bodies_mib" in data) == (429, True)
             assert server.infer("ffn", np.zeros((1, D), np.float32)).shape == (1, D)
-        while server.ask("/v2/models/ffn/infer", body, headers)[0] == 429:
+        while server.metric("tokenslab_body_bytes"):
             pass  # until the connection is seen to be gone
+        assert server.ask("/v2/models/ffn/infer", body, headers)[0] == 200
 
 
 def test_a_full_queue_is_a_429_with_retry_after_and_a_request_beyond_it_a_413(models: Path) -> None:
