@@ -11,7 +11,8 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 TORCH := torch==$(shell sed -n 's/^torch==//p' constraints.txt)
 BIN := .venv/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Modules are compiled when they are first imported: most of what is installed never is.
+PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: help
 help: ## This list

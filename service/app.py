@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from service.asgi import Message, Receive, Scope, Send, refuse
-from service.batcher import Batcher, Bounds
+from service.batcher import Batcher
 from service.body import BodyBudget, BodyLimits, BodyLost, RequestBody
 from service.control import add_control_routes
 from service.engine import Engine
@@ -21,6 +21,7 @@ from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.openapi import describe
 from service.repository import Repository, load_repository
+from service.request import Bounds
 from service.settings import Settings
 
 log = logging.getLogger("tokenslab")

@@ -10,18 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from service.engine import Window
 from service.errors import DeadlineExceeded, EngineFailed, QueueFull, RequestError, TooLarge
 from service.metrics import Metrics
-from service.packing import Float32, Int64, Limits, Piece, piece_seq_lens, plan_window, split
+from service.packing import Float32, Int64, Piece, piece_seq_lens, plan_window, split
+from service.request import Answer, Bounds, Client, ClientGone, Lane, Request, ServedModel
 
 log = logging.getLogger("tokenslab.batcher")
 
@@ -30,79 +28,6 @@ COLLECT_S = 0.01
 QUIET = 3
 # Deadlines that pass within this time of one another are found by one look at all open requests.
 SWEEP_S = 0.005
-
-
-class Client(Protocol):
-    """Whoever waits for the answer."""
-
-    disconnected: bool
-
-
-class ClientGone(Exception):
-    """The client left before its tokens were packed: there is nobody to answer."""
-
-
-class ServedModel(Protocol):
-    """A model, as far as the batcher cares."""
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def slab(self) -> Float32: ...
-    @property
-    def limits(self) -> Limits: ...
-
-    def run(self, tokens: Float32, seq_lens: Int64 | None) -> Float32: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Where admission stops; tokens and seconds."""
-
-    queue_tokens: int
-    sequence_tokens: int
-    timeout_s: float
-    max_wait_s: float = 0.0
-
-
-@dataclass(slots=True)
-class Answer:
-    """`out` (rows, d_out) and where the time went; `window_tokens` is the size of the (last) window it ran in."""
-
-    out: Float32
-    queue_s: float
-    compute_s: float
-    window_tokens: int
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """One admitted request on its way through one or more windows."""
-
-    lane: _Lane
-    tokens: Float32  # (rows, d_in)
-    rows: int
-    ends: Int64 | None
-    client: Client
-    future: asyncio.Future[Answer] | None  # None once its outcome was taken
-    arrived: float
-    deadline: float
-    queued: float  # when it joined the queue; anew when the rest of a cut request goes to its end
-    taken: int = 0
-    answered: int = 0
-    out: Float32 | None = None  # assembled here when the request was cut
-    queue_s: float = -1.0
-    compute_s: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class _Lane:
-    """The waiting requests of one model."""
-
-    model: ServedModel
-    queue: deque[Request] = field(default_factory=deque)
-    tokens: int = 0  # not yet given to a window
-    token_s: float = 0.0  # compute time per token in the last window
 
 
 class Batcher:
@@ -121,7 +46,7 @@ class Batcher:
         self._bounds = bounds
         self._loop = loop
         self._clock = clock
-        self._lanes: dict[ServedModel, _Lane] = {}
+        self._lanes: dict[ServedModel, Lane] = {}
         self._running: list[Piece[Request]] = []
         self._soon: asyncio.Handle | None = None
         self._arrivals = arrivals
@@ -190,7 +115,7 @@ class Batcher:
         ends = None if seq_lens is None else np.cumsum(seq_lens)
         lane = self._lanes.get(model)
         if lane is None:
-            lane = self._lanes[model] = _Lane(model)
+            lane = self._lanes[model] = Lane(model)
         request = Request(lane, tokens, rows, ends, client, future, now, now + timeout, now)
         lane.queue.append(request)
         lane.tokens += rows
@@ -247,13 +172,13 @@ class Batcher:
                 return
             self._start(lane)
 
-    def _next_lane(self) -> _Lane | None:
+    def _next_lane(self) -> Lane | None:
         """Of the models whose window is full or due, the one whose first request has queued longest.
 
         Where there is none, a timer is set for the first that becomes due.
         """
         now, first_due = self._clock(), float("inf")
-        oldest: _Lane | None = None
+        oldest: Lane | None = None
         for lane in self._lanes.values():
             while lane.queue and self._dropped(lane.queue[0]):
                 lane.queue.popleft()
@@ -276,7 +201,7 @@ class Batcher:
             return True
         return False
 
-    def _start(self, lane: _Lane) -> None:
+    def _start(self, lane: Lane) -> None:
         pieces = plan_window(lane.queue, lane.model.limits, self._dropped)
         if not pieces:
             return

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from service.batcher import Client
 from service.errors import BodiesFull, BodyTimeout, InvalidInput, TooLarge
+from service.request import Client
 
 # After a refusal, how much of an unread body is taken off the connection so that the client sees the answer and not a
 # reset: what a fast client has sent before it reads, no more.

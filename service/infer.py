@@ -16,7 +16,7 @@ import numpy as np
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from service.asgi import JSON, Receive, Scope, Send, refuse
-from service.batcher import Answer, Batcher, Client, ClientGone
+from service.batcher import Batcher
 from service.body import ENCODINGS, BodyBudget, BodyLimits, BodyLost, RequestBody
 from service.errors import (
     InternalFault,
@@ -33,6 +33,7 @@ from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.protocol import Decoded, Signature, decode, decode_npy, encode, encode_npy
 from service.repository import Model, Repository
+from service.request import Answer, Client, ClientGone
 from service.settings import Settings
 
 log = logging.getLogger("tokenslab.infer")

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.batcher import Answer, Batcher, Bounds, ClientGone
+from service.batcher import Batcher
 from service.engine import Window
 from service.errors import DeadlineExceeded, EngineFailed, QueueFull, TooLarge
 from service.metrics import Metrics
 from service.packing import Float32, Int64, Limits, pack
+from service.request import Answer, Bounds, ClientGone
 
 D = 3
 

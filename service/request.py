@@ -1,0 +1,83 @@
+"""A request as the batcher sees it, from admission to answer. Data only: what happens to it is the batcher's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from service.packing import Float32, Int64, Limits
+
+
+class Client(Protocol):
+    """Whoever waits for the answer."""
+
+    disconnected: bool
+
+
+class ClientGone(Exception):
+    """The client left before its tokens were packed: there is nobody to answer."""
+
+
+class ServedModel(Protocol):
+    """A model, as far as the batcher cares."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def slab(self) -> Float32: ...
+    @property
+    def limits(self) -> Limits: ...
+
+    def run(self, tokens: Float32, seq_lens: Int64 | None) -> Float32: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where admission stops; tokens and seconds."""
+
+    queue_tokens: int
+    sequence_tokens: int
+    timeout_s: float
+    max_wait_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Answer:
+    """`out` (rows, d_out) and where the time went; `window_tokens` is the size of the (last) window it ran in."""
+
+    out: Float32
+    queue_s: float
+    compute_s: float
+    window_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One admitted request on its way through one or more windows."""
+
+    lane: Lane
+    tokens: Float32  # (rows, d_in)
+    rows: int
+    ends: Int64 | None
+    client: Client
+    future: asyncio.Future[Answer] | None  # None once its outcome was taken
+    arrived: float
+    deadline: float
+    queued: float  # when it joined the queue; anew when the rest of a cut request goes to its end
+    taken: int = 0
+    answered: int = 0
+    out: Float32 | None = None  # assembled here when the request was cut
+    queue_s: float = -1.0
+    compute_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """The waiting requests of one model."""
+
+    model: ServedModel
+    queue: deque[Request] = field(default_factory=deque)
+    tokens: int = 0  # not yet given to a window
+    token_s: float = 0.0  # compute time per token in the last window
