@@ -62,13 +62,17 @@ def main() -> int:
         Server(MODELS, cpu_quota(), FOLDER / "server.log") as server,
         Server(MODELS, cpu_quota(), FOLDER / "server-off.log", "--no-windows") as without,
     ):
-        console.rule(f"2. Serve: {SENTENCES} sentences of {min(map(len, ids))} to {max(map(len, ids))} tokens")
+        console.rule(
+            f"2. Serve: {SENTENCES} sentences of Python's help, {min(map(len, ids))} to {max(map(len, ids))} tokens each"
+        )
         show_similarity(server, texts, [minilm.reference(each) for each in ids], bodies, bars)
-        console.rule("3. Windows: the same load with and without")
+        console.rule("3. Windows: the same load, int8, with and without")
         show_windows([(load(without, bodies), load(server, bodies)) for _ in range(ROUNDS)], bars)
-        console.rule("4. Proof by trial: alone, and beside busy neighbours with outlier rows")
+        console.rule("4. Proof by trial: alone, and beside neighbours with outlier, NaN and Inf rows")
         show_proof(server, states, bars)
-    console.print(f"\n{time.perf_counter() - began:.0f} s in all; the bundle is {MODELS / 'minilm' / '1'}")
+    console.print(
+        f"\n{time.perf_counter() - began:.0f} s without the installation; the bundle is {MODELS / 'minilm' / '1'}"
+    )
     return 1 if bars.missed else 0
 
 
@@ -83,7 +87,7 @@ def export() -> Manifest:
 
 def show_export(manifest: Manifest, bars: Bars) -> None:
     """Parity, size and certificate of each variant."""
-    table = Table("precision", "MB", "int8 matmuls", "worst error to float64", "worst SQNR", "certificate", "rows")
+    table = Table("precision", "MB", "int8 matmuls", "error to float64", "SQNR", "certificate", "rows compared")
     for variant in manifest.variants:
         worst = max(row.relative_error for row in variant.parity)
         sqnr = min(row.sqnr_db for row in variant.parity)

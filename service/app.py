@@ -112,7 +112,10 @@ class App:
             # Everything that was to be answered is; a window that still runs is nobody's.
             if not await asyncio.to_thread(engine.stop, ENGINE_STOP_S):
                 log.error("the engine is still running a window after %s s; leaving it", ENGINE_STOP_S)
-            log.info("stopped: %d requests accepted, %d answered with a result", batcher.accepted, batcher.answered)
+            log.info(
+                "stopped: %d requests accepted, %d answered with a result, %d late, failed or left by their clients",
+                *(batcher.accepted, batcher.answered, batcher.accepted - batcher.answered),
+            )
 
 
 def create_app(

@@ -293,7 +293,7 @@ class Batcher:
             if request.deadline <= now:
                 waited = now - request.arrived
                 where = "in its window" if request.taken else "in the queue"
-                self._fail(request, DeadlineExceeded(f"timeout: not answered within {waited:.3f} s ({where})"))
+                self._fail(request, DeadlineExceeded(f"timeout: not answered within {waited:.6f} s ({where})"))
             else:
                 earliest = min(earliest, request.deadline)
         if earliest != float("inf"):

@@ -37,24 +37,28 @@ def serve(
     max_bodies_mib: Annotated[float | None, typer.Option(help="All bodies in flight together")] = None,
     max_json_mib: Annotated[float | None, typer.Option(help="Largest JSON part, in or out")] = None,
     timeout_s: Annotated[float | None, typer.Option("--timeout", help="Deadline of a request, seconds")] = None,
-    body_timeout_s: Annotated[float | None, typer.Option("--body-timeout", help="Longest silence in a body, s")] = None,
-    drain_delay_s: Annotated[float | None, typer.Option("--drain-delay", help="SIGTERM to closed listener, s")] = None,
+    body_timeout_s: Annotated[
+        float | None, typer.Option("--body-timeout", help="Longest silence in a body, seconds")
+    ] = None,
+    drain_delay_s: Annotated[
+        float | None, typer.Option("--drain-delay", help="SIGTERM to closed listener, seconds")
+    ] = None,
     drain_limit_s: Annotated[float | None, typer.Option("--drain-limit", help="Then, time to answer, seconds")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
 ) -> None:
     """Serve every bundle of a model repository over HTTP.
 
-    Each option is also an environment variable, TOKENSLAB_<NAME> (see docs/settings.md for all of them and what
-    turning each up costs). On SIGTERM the service drains and exits 0; a second signal stops it at once.
+    Settings are also environment variables: docs/settings.md lists them all, and what turning each up costs. On
+    SIGTERM the service drains and exits 0; a second signal stops it at once.
     """
     given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
     try:
         settings = Settings(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        typer.echo(
-            f"tokenslab serve: {'.'.join(map(str, first['loc']))}: {first['msg']} (got {first['input']!r})", err=True
-        )
+        where = "".join(f"{part}: " for part in first["loc"])
+        found = "" if isinstance(first["input"], dict | Settings) else f" (got {first['input']!r})"
+        typer.echo(f"tokenslab serve: {where}{first['msg'].removeprefix('Value error, ')}{found}", err=True)
         raise typer.Exit(2) from None
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True

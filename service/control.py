@@ -55,21 +55,21 @@ def add_control_routes(
 
 
 def _health(repository: Callable[[], Repository], lifecycle: Lifecycle) -> APIRouter:
-    router = APIRouter(tags=["health"])
+    router = APIRouter()
 
-    @router.get("/v2/health/live", summary="The process answers")
+    @router.get("/v2/health/live", tags=["health"], summary="The process answers")
     async def live() -> dict[str, bool]:
         return {"live": True}
 
-    @router.get("/v2/health/ready", summary="Models are warm and the service is not draining")
+    @router.get("/v2/health/ready", tags=["health"], summary="Models are warm and the service is not draining")
     async def ready() -> Response:
         return _readiness(lifecycle)
 
-    @router.get("/v2", summary="Server metadata")
+    @router.get("/v2", tags=["server"], summary="Server metadata")
     async def server() -> dict[str, Any]:
         return {"name": "tokenslab", "version": package_version("tokenslab"), "extensions": EXTENSIONS}
 
-    @router.post("/v2/repository/index", summary="Every model that is served, with its state")
+    @router.post("/v2/repository/index", tags=["server"], summary="Every model that is served, with its state")
     async def index(filters: Annotated[dict[str, Any] | None, Body()] = None) -> list[dict[str, str]]:
         state = "READY" if lifecycle.ready else "UNAVAILABLE"
         if filters is not None and filters.get("ready") is True and not lifecycle.ready:
@@ -86,14 +86,24 @@ def _models(repository: Callable[[], Repository], lifecycle: Lifecycle) -> APIRo
     router = APIRouter(tags=["models"])
 
     @router.get("/v2/models/{name}", summary="Model metadata, latest version")
+    async def latest_metadata(name: str) -> Response:
+        return metadata(name, None)
+
     @router.get("/v2/models/{name}/versions/{version}", summary="Model metadata")
-    async def metadata(name: str, version: str | None = None) -> Response:
+    async def version_metadata(name: str, version: str) -> Response:
+        return metadata(name, version)
+
+    def metadata(name: str, version: str | None) -> Response:
         body = _metadata(name, repository().get(name, version), repository().versions(name))
         return Response(orjson.dumps(body), media_type="application/json")
 
     @router.get("/v2/models/{name}/ready", summary="The latest version is ready")
+    async def latest_ready(name: str) -> Response:
+        repository().get(name)
+        return _readiness(lifecycle)
+
     @router.get("/v2/models/{name}/versions/{version}/ready", summary="The version is ready")
-    async def model_ready(name: str, version: str | None = None) -> Response:
+    async def version_ready(name: str, version: str) -> Response:
         repository().get(name, version)
         return _readiness(lifecycle)
 

@@ -181,6 +181,7 @@ class _Headers:
             raise UnsupportedMedia(
                 f"Content-Type: found {self.content_type[:80].decode('latin-1')!r}, expected application/json, "
                 "application/octet-stream or application/x-npy"
+                + ("; curl sends this unless -H names another" if b"form-urlencoded" in self.content_type else "")
             )
 
     def decode(self, signature: Signature, body: memoryview, query: bytes, max_json: int) -> Decoded:

@@ -14,9 +14,10 @@ _ERRORS: Final[dict[str, str]] = {
     "413": "Body, JSON part, request or sequence over its limit; a retry cannot help",
     "415": "Content type other than JSON, octet-stream and npy",
     "429": "The queue or the room for bodies is full; Retry-After says in how many seconds to try again",
+    "431": "Request line and headers over max_head_kib; the connection closes",
     "500": "The model failed on this request's window, or a fault of the service; its log has the cause",
     "501": "A part of the protocol that this service does not speak, or a Content-Encoding (then with Accept-Encoding)",
-    "503": "Starting",
+    "503": "Starting, or stopped before the answer",
     "504": "The request's timeout passed first",
 }
 
@@ -102,7 +103,18 @@ def describe(api: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         document = build()  # FastAPI keeps and returns the same object each time
-        document.setdefault("components", {}).setdefault("schemas", {}).update(_SCHEMAS)
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own form of a fault, which nobody gets here
+            schemas.pop(name, None)
+        schemas.update(_SCHEMAS)
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                if operation["responses"].pop("422", None):
+                    operation["responses"]["400"] = _fault("The body is not what this route takes")
+                if "/models/{name}" in path:
+                    operation["responses"]["404"] = _fault(_ERRORS["404"])
+                if path.endswith("/ready"):
+                    operation["responses"]["503"] = _fault("Starting or draining")
         document["paths"]["/v2/models/{name}/infer"] = {"post": _operation(["name"])}
         document["paths"]["/v2/models/{name}/versions/{version}/infer"] = {"post": _operation(["name", "version"])}
         return document
@@ -151,14 +163,18 @@ def _operation(parameters: list[str]) -> dict[str, Any]:
             },
             **{
                 status: {
-                    "description": text,
+                    **_fault(text),
                     **({"headers": {"Retry-After": _RETRY_AFTER}} if status in ("429", "503") else {}),
-                    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
                 }
                 for status, text in _ERRORS.items()
             },
         },
     }
+
+
+def _fault(text: str) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Error"}
+    return {"description": text, "content": {"application/json": {"schema": schema}}}
 
 
 def _content(schema: str) -> dict[str, Any]:

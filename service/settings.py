@@ -112,7 +112,7 @@ class Settings(BaseSettings):
         known = {f"TOKENSLAB_{name}".upper() for name in type(self).model_fields}
         stray = sorted(key for key in os.environ if key.upper().startswith("TOKENSLAB_") and key.upper() not in known)
         if stray:
-            raise ValueError(f"environment: {stray[0]} is no setting{_SERVICE_LINK.get(_linked(stray[0]), '')}")
+            raise ValueError(f"{stray[0]} is no setting{_SERVICE_LINK.get(_linked(stray[0]), '')}")
         return self
 
     @field_validator("port", mode="before")
