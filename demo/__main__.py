@@ -63,7 +63,7 @@ def main() -> int:
         Server(MODELS, cpu_quota(), FOLDER / "server-off.log", "--no-windows") as without,
     ):
         console.rule(
-            f"2. Serve: {SENTENCES} sentences of Python's help, {min(map(len, ids))} to {max(map(len, ids))} tokens each"
+            f"2. Serve: {SENTENCES} sentences of Python's help, {min(map(len, ids))} to {max(map(len, ids))} tokens"
         )
         show_similarity(server, texts, [minilm.reference(each) for each in ids], bodies, bars)
         console.rule("3. Windows: the same load, int8, with and without")
