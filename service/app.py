@@ -15,7 +15,7 @@ from service.batcher import Batcher
 from service.body import BodyBudget, BodyLimits, BodyLost, RequestBody
 from service.control import add_control_routes
 from service.engine import Engine
-from service.errors import NotReady, RequestError
+from service.errors import NotReady, RequestError, Stopped
 from service.infer import Infer, is_infer
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
@@ -75,7 +75,7 @@ class App:
                 await refuse(error, body, send, closing=self.lifecycle.draining)
                 return
             except asyncio.CancelledError:
-                await refuse(NotReady("the service stopped before this request was complete"), body, send, closing=True)
+                await refuse(Stopped("the service stopped before this request was complete"), body, send, closing=True)
                 return
             finally:
                 body.release()

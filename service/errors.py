@@ -90,11 +90,18 @@ class HeadTooLarge(RequestError):
 
 
 class NotReady(RequestError):
-    """Starting, or stopped before the answer."""
+    """Starting."""
 
     status = 503
     reason = "not_ready"
     retry_after_s = 1
+
+
+class Stopped(NotReady):
+    """The drain limit ended, or a second signal came, before the answer was ready."""
+
+    reason = "stopped"
+    close = True
 
 
 class DeadlineExceeded(RequestError):

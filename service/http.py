@@ -106,7 +106,10 @@ def http_protocol(head_bytes: int, head_timeout_s: float) -> type[HttpProtocol]:
 
 
 async def written(cycle: RequestResponseCycle, timeout_s: float) -> bool:
-    """Wait until the client has read its answer but for a small rest; False, and cut off, once it reads nothing."""
+    """Wait until the client has read its answer but for a small rest.
+
+    False once it has read nothing for `timeout_s`, or when the service stops first: then it is cut off.
+    """
     while cycle.flow.write_paused and not cycle.disconnected:
         before = cycle.transport.get_write_buffer_size()
         try:
@@ -116,6 +119,11 @@ async def written(cycle: RequestResponseCycle, timeout_s: float) -> bool:
             if cycle.transport.get_write_buffer_size() >= before:
                 cycle.transport.abort()
                 return False
+        except (
+            asyncio.CancelledError
+        ):  # by the server, whose drain limit is over: there is nothing to clean up but this
+            cycle.transport.abort()
+            return False
     return True
 
 

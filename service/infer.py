@@ -24,6 +24,7 @@ from service.errors import (
     MethodNotAllowed,
     NotReady,
     RequestError,
+    Stopped,
     TooLarge,
     UnsupportedEncoding,
     UnsupportedMedia,
@@ -79,7 +80,7 @@ class Infer:
             await self._refuse(error, body, send)
         except asyncio.CancelledError:  # the server's drain limit is over, or it was told to stop at once
             log.error("%s: stopped before it was answered", scope["path"])
-            await self._refuse(NotReady("the service stopped before this request was answered"), body, send)
+            await self._refuse(Stopped("the service stopped before this request was answered"), body, send)
         except Exception:
             log.exception("infer failed on %s", scope["path"])
             await self._refuse(InternalFault("internal error; see the service's log"), body, send)

@@ -202,10 +202,22 @@ def test_what_the_drain_limit_leaves_unanswered_is_told_so(models: Path) -> None
     assert not [line for line in server.log if "Traceback" in line]
 
 
-def test_a_stalled_body_does_not_keep_a_stopping_server_alive(models: Path) -> None:
+def unread_request() -> bytes:
+    """A request whose answer of 15 MB nobody will read."""
+    body, headers = binary(np.ones((60_000, D), np.float32))
+    lines = "".join(f"{k}: {v}\r\n" for k, v in headers.items())
+    head = f"POST /v2/models/ffn/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{lines}\r\n"
+    return head.encode() + body
+
+
+def test_neither_a_stalled_body_nor_an_unread_answer_keeps_a_stopping_server_alive(models: Path) -> None:
     with serving(models, "--drain-delay", "0", "--drain-limit", "1") as server:
         link = server.raw(b"POST /v2/models/ffn/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+        reader = server.raw(unread_request())
         server.infer("ffn", np.zeros((1, D), np.float32))
         server.signal(signal.SIGTERM)
         assert server.wait(10) == 0
+        assert link.recv(100).startswith(b"HTTP/1.1 503 ")
         link.close()
+        reader.close()
+    assert not [line for line in server.log if "Traceback" in line]
