@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 PACKAGES = ("tokenslab", "onnxruntime", "numpy", "uvicorn", "uvloop", "httptools")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 START_S = 120.0

@@ -1,20 +1,19 @@
 """The claim of a certificate, tried on a sample: a row alone and the same row in a window give the same bits.
 
 Pure numpy around one callable, so that the service can try it at start and export can build on it. It knows neither
-ONNX Runtime nor the manifest.
+ONNX Runtime nor a bundle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
-Kind = Literal["position-wise", "sequence"]
+from service.manifest import Kind
+from service.packing import Float32, Int64
+
 Run = Callable[[Float32, Int64 | None], Float32]  # tokens (n, d_in), seq_lens (s,) or None -> out (n, d_out)
 
 

@@ -69,10 +69,12 @@ class Repository:
     def get(self, name: str, version: str | None = None) -> Model:
         """The model, its latest version unless one is named; raises NotFound with what there is."""
         if name not in self._versions:
-            raise NotFound(f"unknown model {name!r}; served: {', '.join(self._versions)}")
+            raise NotFound(f"unknown model {name[:80]!r}; served: {', '.join(self._versions)}")
         model = self._models.get((name, self._versions[name][-1] if version is None else version))
         if model is None:
-            raise NotFound(f"model {name!r} has no version {version!r} here; served: {', '.join(self._versions[name])}")
+            raise NotFound(
+                f"model {name!r} has no version {str(version)[:20]!r} here; served: {', '.join(self._versions[name])}"
+            )
         return model
 
     def __iter__(self) -> Iterator[tuple[str, Model]]:

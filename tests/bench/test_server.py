@@ -8,7 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from bench.bodies import infer_body, random_tokens
@@ -22,8 +22,6 @@ from service.manifest import Manifest, read_manifest
 from tests.bundles import relu_ffn, sequence_mean, write_bundle
 
 D = 16
-
-pytestmark = pytest.mark.xdist_group("bench-server")  # one server for the module
 
 
 @pytest.fixture(scope="module")

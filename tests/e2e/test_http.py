@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from tests.e2e.conftest import D

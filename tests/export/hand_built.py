@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from export.certify import certify
 from export.quantize import count_quantized_matmuls, count_weight_matmuls
 from service.manifest import MANIFEST, REFERENCE, Manifest, Parity, Precision, Variant, file_sha256
-from service.recheck import Float32
+from service.packing import Float32
 from service.session import open_session, session_facts
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]

@@ -11,8 +11,7 @@ import pytest
 from export.certify import AS_FP32, NO_NUMBERS, certify, check_position_wise, compare
 from export.errors import ProofError
 from export.quantize import quantize_int8
-from service.manifest import Certificate
-from service.recheck import Kind
+from service.manifest import Certificate, Kind
 from service.session import session_facts
 from tests.export.hand_built import Arrays, graph, opened, random_ffn
 

@@ -17,7 +17,8 @@ from export.quantize import (
     count_weight_matmuls,
     quantize_int8,
 )
-from service.recheck import Float32, same_bits
+from service.packing import Float32
+from service.recheck import same_bits
 from tests.export.hand_built import ffn, graph, linear, opened, random_ffn, run, saved
 
 

@@ -16,7 +16,7 @@ from export.reference import read_references
 from export.verification import register
 from service.errors import BundleError
 from service.manifest import MANIFEST, REFERENCE, Manifest, file_sha256, read_manifest
-from service.recheck import Float32
+from service.packing import Float32
 from tests.export.hand_built import Arrays, graph, random_ffn, saved, write_bundle, write_manifest
 
 D = 16

@@ -3,7 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.recheck import Float32, Int64, Kind, holds, same_bits
+from service.manifest import Kind
+from service.packing import Float32, Int64
+from service.recheck import holds, same_bits
 
 
 def double(tokens: Float32, seq_lens: Int64 | None) -> Float32:
