@@ -188,8 +188,10 @@ class _Headers:
     def decode(self, signature: Signature, body: memoryview, query: bytes, max_json: int) -> Decoded:
         """The body as arrays, by its content type."""
         if self.content_type == NPY:
-            seq_lens = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("seq_lens", [None])
-            return decode_npy(signature, body, seq_lens[0])
+            seq_lens = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("seq_lens", [])
+            if len(seq_lens) > 1:
+                raise InvalidInput(f"seq_lens: {len(seq_lens)} times in the query, expected once")
+            return decode_npy(signature, body, seq_lens[0] if seq_lens else None)
         if self.content_type == OCTETS and self.json_length is None:
             raise InvalidInput(
                 "Inference-Header-Content-Length: missing; binary tensors need it (0: the body is `tokens` alone)"

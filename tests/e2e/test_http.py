@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import struct
@@ -142,7 +143,12 @@ def test_announced_bytes_lock_nobody_out_and_a_trickle_ends(strict: Server) -> N
         link.close()
 
 
-def test_a_header_that_says_two_things_is_refused(strict: Server) -> None:
+def test_a_request_that_says_two_things_is_refused(strict: Server) -> None:
+    file = io.BytesIO()
+    np.save(file, np.ones((4, D), np.float32))
+    npy = {"Content-Type": "application/x-npy"}
+    status, _, data = strict.ask("/v2/models/mean/infer?seq_lens=4&seq_lens=1,3", file.getvalue(), npy)
+    assert (status, b"seq_lens: 2 times in the query" in data) == (400, True)
     with strict.raw(post("ffn", 1, "Inference-Header-Content-Length: 3\r\n")) as link:
         assert link.recv(100).startswith(b"HTTP/1.1 400 ")
     with strict.raw(post("ffn", 1, "Content-Encoding: gzip\r\nContent-Encoding: identity\r\n")) as link:
