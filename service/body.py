@@ -143,7 +143,7 @@ class RequestBody:
         try:
             plain = await asyncio.to_thread(inflate, data, encoding, limits)
         finally:
-            self._take(-limits.size)
+            self.charge(-limits.size)
         self._take(len(plain))
         return plain
 
@@ -152,7 +152,7 @@ class RequestBody:
         self._taken += size
 
     def charge(self, size: int) -> None:
-        """Count an answer that is being written; it is there already, so others wait if it is too much."""
+        """Count what is there already and cannot be refused, as an answer being written: the next bodies wait."""
         self._budget.give(-size)
         self._taken += size
 
