@@ -19,7 +19,7 @@ help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 .venv/.ready: pyproject.toml constraints.txt
-	@echo "installing about 1.6 GB into .venv, in 2 to 3 minutes"
+	@echo "installing about 1.3 GB into .venv, in 2 to 3 minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python deploy/torch_wheel.py --requirement $(TORCH) --index '$(TORCH_INDEX)'
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
