@@ -36,7 +36,7 @@ def test_a_body_counts_until_it_is_released_whatever_became_of_it() -> None:
     assert budget.taken == 0
 
 
-@pytest.mark.parametrize("sent", [gzip.compress(b"x" * 500), b"no gzip"])
+@pytest.mark.parametrize("sent", [gzip.compress(b"x" * 500), b"no gzip"], ids=["gzip", "no-gzip"])
 def test_inflating_while_slow_answers_overdraw_the_budget_gives_back_what_it_took(sent: bytes) -> None:
     budget = BodyBudget(1200)
     slow, new = body(budget), body(budget)
