@@ -12,14 +12,16 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from typing import Final
 
 import numpy as np
 
 from service.engine import Window
-from service.errors import DeadlineExceeded, EngineFailed, QueueFull, RequestError, TooLarge
+from service.errors import DeadlineExceeded, EngineFailed, QueueFull, TooLarge
 from service.metrics import Metrics
 from service.packing import Float32, Int64, Piece, piece_seq_lens, plan_window, split
-from service.request import Answer, Bounds, Client, ClientGone, Lane, Request, ServedModel
+from service.request import Answer, Bounds, Client, ClientGone, Lane, Outcome, Request, ServedModel
 
 log = logging.getLogger("tokenslab.batcher")
 
@@ -28,10 +30,11 @@ COLLECT_S = 0.01
 QUIET = 3
 # Deadlines that pass within this time of one another are found by one look at all open requests.
 SWEEP_S = 0.005
+_NO_TOKENS: Final = np.empty((0, 0), np.float32)
 
 
 class Batcher:
-    """Turns concurrent `submit` calls into windows. All methods run on the event loop's thread."""
+    """Turns concurrent `enqueue` calls into windows. All methods run on the event loop's thread."""
 
     def __init__(
         self,
@@ -71,32 +74,36 @@ class Batcher:
         client: Client,
         timeout_s: float | None = None,
     ) -> Answer:
-        """Run `tokens` (rows >= 1, d_in) through `model`; `seq_lens` (sequences,), all positive, add up to rows.
-
-        Raises:
-            TooLarge: it could never be admitted, or a sequence is longer than the stated maximum.
-            QueueFull: it cannot be admitted now.
-            DeadlineExceeded: the timeout (the service's own, or a shorter `timeout_s`) passed first.
-            EngineFailed: its window failed.
-            ClientGone: the client left before its tokens were packed.
-        """
+        """`enqueue` for those who can await: returns the answer or raises its error; withdrawn when cancelled."""
         future: asyncio.Future[Answer] = self._loop.create_future()
-        request = self._admit(model, tokens, seq_lens, client, timeout_s, future)
+        request = self.enqueue(model, tokens, seq_lens, client, timeout_s, done=partial(_resolve, future))
         try:
             return await future
         finally:
-            self._close(request)
+            self.withdraw(request)
             del request, future, tokens  # an exception's traceback keeps this frame: it must not keep the body
 
-    def _admit(
+    def enqueue(
         self,
         model: ServedModel,
         tokens: Float32,
         seq_lens: Int64 | None,
         client: Client,
-        timeout_s: float | None,
-        future: asyncio.Future[Answer],
+        timeout_s: float | None = None,
+        *,
+        done: Callable[[Outcome], None],
     ) -> Request:
+        """Run `tokens` (rows >= 1, d_in) through `model`; `seq_lens` (sequences,), all positive, add up to rows.
+
+        `done` is called once with what became of it, on the event loop and never before this returns: an Answer,
+        DeadlineExceeded (the service's timeout, or a shorter `timeout_s`), EngineFailed (its window failed) or
+        ClientGone (the client left before its tokens were packed). By then it counts no more, and `done` may enqueue
+        again; it must not raise.
+
+        Raises:
+            TooLarge: it could never be admitted, or a sequence is longer than the stated maximum.
+            QueueFull: it cannot be admitted now.
+        """
         rows, bounds = len(tokens), self._bounds
         if rows > bounds.queue_tokens:
             raise TooLarge(f"tokens: {rows} in one request, the queue holds {bounds.queue_tokens} (max_queue_tokens)")
@@ -116,7 +123,7 @@ class Batcher:
         lane = self._lanes.get(model)
         if lane is None:
             lane = self._lanes[model] = Lane(model)
-        request = Request(lane, tokens, rows, ends, client, future, now, now + timeout, now)
+        request = Request(lane, tokens, rows, ends, client, done, now, now + timeout, now)
         lane.queue.append(request)
         lane.tokens += rows
         self._open.add(request)
@@ -127,14 +134,29 @@ class Batcher:
             self._start_collecting()
         return request
 
+    def withdraw(self, request: Request) -> None:
+        """Nobody waits for it any more: it counts no more, and `done` is not called; harmless once it was."""
+        if request.done is not None:
+            self._close(request)
+
     def _close(self, request: Request) -> None:
         """Whatever became of it: it counts no more, and what still waits in its lane holds no body."""
         self._open.discard(request)
         self.open_tokens -= request.rows
         request.lane.tokens -= request.rows - request.taken
         request.taken = request.rows
-        # The future too: the traceback of its exception holds the frames that hold the body.
-        request.tokens, request.out, request.future = request.tokens[:0].copy(), None, None
+        request.tokens, request.out, request.done = _NO_TOKENS, None, None
+
+    def _settle(self, request: Request, outcome: Outcome) -> None:
+        """Tell whoever waits for it what became of it, the first time that something did."""
+        done = request.done
+        if done is None:
+            return
+        self._close(request)
+        try:
+            done(outcome)
+        except Exception:  # one caller's fault must not keep the others of its window from their answers
+            log.exception("%s: nobody took the outcome of a request", request.lane.model.label)
 
     def _start_collecting(self) -> None:
         """Keep the free engine for requests that have already arrived, and are still to be read.
@@ -179,7 +201,7 @@ class Batcher:
         """
         now, first_due = self._clock(), float("inf")
         oldest: Lane | None = None
-        for lane in self._lanes.values():
+        for lane in list(self._lanes.values()):  # those that are dropped may enqueue again
             while lane.queue and self._dropped(lane.queue[0]):
                 lane.queue.popleft()
             if not lane.queue:
@@ -194,12 +216,9 @@ class Batcher:
         return oldest
 
     def _dropped(self, request: Request) -> bool:
-        if request.future is None or request.future.done():
-            return True
-        if request.client.disconnected:
-            request.future.set_exception(ClientGone())
-            return True
-        return False
+        if request.done is not None and request.client.disconnected:
+            self._settle(request, ClientGone())
+        return request.done is None
 
     def _start(self, lane: Lane) -> None:
         pieces = plan_window(lane.queue, lane.model.limits, self._dropped)
@@ -238,9 +257,8 @@ class Batcher:
         if window.error is not None or window.out is None:
             log.error("a window of %d tokens failed on %s", window.rows, label, exc_info=window.error)
             for piece in pieces:
-                self._fail(
-                    piece.request, EngineFailed("the model failed on this request's window; see the service's log")
-                )
+                failed = EngineFailed("the model failed on this request's window; see the service's log")
+                self._settle(piece.request, failed)
             return
         compute_s = self._compute_s
         answered = []
@@ -258,7 +276,7 @@ class Batcher:
 
     def _deliver(self, request: Request, piece: Piece[Request], out: Float32, window_tokens: int) -> bool:
         """Give `request` its rows; True when that completes its answer."""
-        if request.future is None or request.future.done():
+        if request.done is None:
             return False
         if len(out) < request.rows:
             if request.out is None:
@@ -268,12 +286,8 @@ class Batcher:
             if request.answered < request.rows:
                 return False
             out = request.out
-        request.future.set_result(Answer(out, request.queue_s, request.compute_s, window_tokens))
+        self._settle(request, Answer(out, request.queue_s, request.compute_s, window_tokens))
         return True
-
-    def _fail(self, request: Request, error: RequestError) -> None:
-        if request.future is not None and not request.future.done():
-            request.future.set_exception(error)
 
     def _watch(self, deadline: float) -> None:
         """One timer for all deadlines, at the earliest that was known when it was set."""
@@ -287,14 +301,21 @@ class Batcher:
         self._sweep, self._sweep_at = None, float("inf")
         now = self._clock()
         earliest = float("inf")
-        for request in self._open:
-            if request.future is None or request.future.done():
-                continue
+        for request in list(self._open):  # those that are told may enqueue again
             if request.deadline <= now:
                 waited = now - request.arrived
                 where = "in its window" if request.taken else "in the queue"
-                self._fail(request, DeadlineExceeded(f"timeout: not answered within {waited:.6f} s ({where})"))
+                self._settle(request, DeadlineExceeded(f"timeout: not answered within {waited:.6f} s ({where})"))
             else:
                 earliest = min(earliest, request.deadline)
         if earliest != float("inf"):
             self._watch(max(earliest, now + SWEEP_S))
+
+
+def _resolve(future: asyncio.Future[Answer], outcome: Outcome) -> None:
+    if future.done():  # cancelled
+        return
+    if isinstance(outcome, Answer):
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)

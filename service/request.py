@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -53,6 +53,9 @@ class Answer:
     window_tokens: int
 
 
+Outcome = Answer | Exception
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One admitted request on its way through one or more windows."""
@@ -62,7 +65,7 @@ class Request:
     rows: int
     ends: Int64 | None
     client: Client
-    future: asyncio.Future[Answer] | None  # None once its outcome was taken
+    done: Callable[[Outcome], None] | None  # takes what became of it; None once something did
     arrived: float
     deadline: float
     queued: float  # when it joined the queue; anew when the rest of a cut request goes to its end

@@ -7,7 +7,8 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from service.engine import Window
 from service.errors import DeadlineExceeded, EngineFailed, QueueFull, TooLarge
 from service.metrics import Metrics
 from service.packing import Float32, Int64, Limits, pack
-from service.request import Answer, Bounds, ClientGone
+from service.request import Answer, Bounds, ClientGone, Outcome
+
+P = ParamSpec("P")
 
 D = 3
 
@@ -108,11 +111,11 @@ async def bench(**bounds: Any) -> AsyncIterator[Bench]:
     assert bench.batcher.open_tokens == 0, "tokens of answered requests no longer count"
 
 
-def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.run(asyncio.wait_for(test(), 20))
+def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    @wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 20))
 
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
     return run
 
 
@@ -132,6 +135,76 @@ async def test_requests_that_arrive_together_share_a_window_and_each_gets_its_ow
             want = 2 * np.random.default_rng(n).standard_normal((n, D), dtype=np.float32)
             np.testing.assert_array_equal((await task).out, want)
             assert (await task).window_tokens == 7
+
+
+@on_loop
+async def test_an_outcome_is_called_back_once_and_by_then_counts_no_more() -> None:
+    async with bench() as b:
+        model, outcomes = Doubler(), list[Outcome]()
+        tokens = np.random.default_rng(0).standard_normal((4, D), dtype=np.float32)
+
+        def done(outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            assert b.batcher.open_tokens == 0
+
+        request = b.batcher.enqueue(model, tokens, None, Client(), done=done)
+        b.engine.finish(await b.engine.next())
+        await b.settle()
+        b.batcher.withdraw(request)
+        (answer,) = outcomes
+        assert isinstance(answer, Answer)
+        np.testing.assert_array_equal(answer.out, 2 * tokens)
+
+
+@on_loop
+async def test_whoever_is_called_back_may_enqueue_again() -> None:
+    async with bench() as b:
+        again, tokens = Doubler("again"), np.ones((2, D), np.float32)
+        last = asyncio.get_running_loop().create_future()
+
+        def enqueue(_: Outcome) -> None:
+            b.batcher.enqueue(again, tokens, None, Client(), done=last.set_result)
+
+        b.batcher.enqueue(Doubler(), tokens, None, Client(), done=enqueue)
+        b.engine.finish(await b.engine.next())
+        window = await b.engine.next()
+        assert window.model is again
+        b.engine.finish(window)
+        assert isinstance(await last, Answer)
+
+
+@on_loop
+async def test_one_callers_fault_keeps_no_other_from_its_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async with bench() as b:
+        model = Doubler()
+
+        def fail(_: Outcome) -> None:
+            raise RuntimeError("boom")
+
+        other = asyncio.get_running_loop().create_future()
+        for done in (fail, other.set_result):
+            b.batcher.enqueue(model, np.ones((2, D), np.float32), None, Client(), done=done)
+        b.engine.finish(await b.engine.next())
+        assert isinstance(await other, Answer)
+        assert "nobody took the outcome" in caplog.text
+
+
+@on_loop
+async def test_a_request_that_was_withdrawn_is_neither_run_nor_called_back() -> None:
+    async with bench() as b:
+        model, outcomes = Doubler(), list[Outcome]()
+        b.post(1, model)
+        first = await b.engine.next()
+        request = b.batcher.enqueue(model, np.ones((8, D), np.float32), None, Client(), done=outcomes.append)
+        b.batcher.withdraw(request)
+        b.post(3, model)
+        await b.settle()
+        b.engine.finish(first)
+        window = await b.engine.next()
+        assert window.rows == 3
+        b.engine.finish(window)
+        await b.settle()
+        assert not outcomes
 
 
 @on_loop
