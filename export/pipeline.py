@@ -24,7 +24,7 @@ from export.bundle import check_free, check_name, new_bundle
 from export.certify import certify, check_position_wise
 from export.errors import ExportError, ProofError
 from export.graph import to_graph, weight_flops, width_of_output
-from export.lower import lower_cpu
+from export.lowering import lower
 from export.packed import Packed, pack_ffn, pack_stack
 from export.precision import exportable_copy, float64, parameter_count
 from export.quantize import count_quantized_matmuls, count_weight_matmuls, quantize_int8
@@ -202,7 +202,7 @@ def _variants(
             continue
         progress(f"{precision}: write the graph, compare with torch, certify")
         model = quantize_int8(graph) if precision == "int8" else graph.clone()
-        lower_cpu(model)
+        lower(model, "cpu")
         path = folder / f"{precision}-cpu.onnx"
         _save(model, path)
         session = open_session(path, "cpu", threads)

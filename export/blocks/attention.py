@@ -1,7 +1,7 @@
 """Self-attention over packed sequences.
 
-In an export the attention is one intent node, `tokenslab::VarlenAttention`, which `export.lower` gives a body for each
-execution provider; everywhere else it is a loop over the sequences, in whatever dtype the tokens have.
+In an export the attention is one intent node, `tokenslab::VarlenAttention`, which `export.lowering` gives a body for
+each execution provider; everywhere else it is a loop over the sequences, in whatever dtype the tokens have.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from export.blocks import varlen_attention
-from export.lower import lower_cpu
+from export.lowering import lower
 from export.quantize import DOMAIN
 from service.session import open_session
 
@@ -29,7 +29,7 @@ def attention_session(folder: Path, d: int, *, num_heads: int, causal: bool, sca
     node.outputs[0].shape = ir.Shape(["tokens", d])
     graph = ir.Graph(inputs, node.outputs, nodes=[node], opset_imports={"": 21, DOMAIN: 1}, name="g")
     model = ir.Model(graph, ir_version=10)
-    lower_cpu(model)
+    lower(model, "cpu")
     path = folder / "attention.onnx"
     ir.save(model, path)
     onnx.checker.check_model(str(path))
