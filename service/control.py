@@ -17,7 +17,8 @@ from service.asgi import error_response
 from service.errors import RequestError
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
-from service.repository import Model, Repository
+from service.model import Model
+from service.repository import Repository
 
 EXTENSIONS = ["binary_tensor_data", "model_repository"]
 

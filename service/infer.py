@@ -32,8 +32,9 @@ from service.errors import (
 from service.http import written
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
+from service.model import Model
 from service.protocol import Decoded, Signature, decode, decode_npy, encode, encode_npy
-from service.repository import Model, Repository
+from service.repository import Repository
 from service.request import Answer, Client, ClientGone
 from service.settings import Settings
 

@@ -12,7 +12,8 @@ import pytest
 
 from service.errors import BundleError, NotFound
 from service.manifest import MANIFEST
-from service.repository import Model, Repository, load_repository
+from service.model import Model
+from service.repository import Repository, load_repository
 from service.settings import Settings
 from tests.bundles import relu_ffn, sequence_mean, write_bundle
 
