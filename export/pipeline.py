@@ -16,17 +16,14 @@ import onnxruntime as ort
 from torch import nn
 
 from export import parity
-from export.adapters.position_wise import pack_position_wise
-from export.adapters.row_proof import prove_rows_independent
-from export.adapters.torch_transformer import pack_encoder
-from export.blocks import FFN, BlockStack, TransformerBlock
+from export.adapters.registry import pack
 from export.bundle import check_free, check_name, new_bundle
 from export.certify import certify, check_position_wise
 from export.errors import ExportError, ProofError
 from export.graph import to_graph, weight_flops, width_of_output
 from export.lowering import lower
-from export.packed import Packed, pack_ffn, pack_stack
-from export.precision import exportable_copy, float64, parameter_count
+from export.packed import Packed
+from export.precision import parameter_count
 from export.quantize import count_quantized_matmuls, count_weight_matmuls, quantize_int8
 from export.reference import Case, write_reference
 from export.report import report
@@ -89,8 +86,8 @@ def export_module(
 ) -> Path:
     """Export any module; it is not changed, and may be in any mode, dtype and device.
 
-    nn.TransformerEncoder, nn.TransformerEncoderLayer and this package's blocks become packed blocks; anything else is
-    exported as position-wise if it proves to be.
+    Modules with an adapter (`export.register_adapter`) become packed; anything else is exported as position-wise if it
+    proves to be.
 
     Args:
         module: what to export.
@@ -110,30 +107,6 @@ def export_module(
     progress(f"Read {type(module).__name__} and prove its packed form in float64")
     packed = pack(module, d=d, causal=causal, seed=options.seed)
     return export_packed(packed, options, source=source or {"class": _qualified_name(module)}, progress=progress)
-
-
-def pack(module: nn.Module, *, d: int | None = None, causal: bool = False, seed: int = 0) -> Packed:
-    """Copy `module` and give it the packed form of its family, proved equal to it; see `export_module`."""
-    copied = exportable_copy(module)
-    if isinstance(copied, nn.TransformerEncoder | nn.TransformerEncoderLayer):
-        return pack_encoder(copied, causal=causal, seed=seed)
-    if type(copied) in (BlockStack, TransformerBlock):
-        stack = copied if isinstance(copied, BlockStack) else BlockStack([copied])
-        blocks = [block for block in stack.blocks if isinstance(block, TransformerBlock)]
-        if not blocks or len(blocks) != len(stack.blocks):
-            raise ExportError("BlockStack: expected one or more TransformerBlocks and nothing else")
-        if causal and not all(block.attention.causal for block in blocks):
-            raise ExportError("causal: these blocks say for themselves whether they are; make them with causal=True")
-        return pack_stack(stack, "transformer")
-    if causal:
-        raise ExportError(
-            f"causal: {type(module).__name__} is not an nn.TransformerEncoder or nn.TransformerEncoderLayer"
-        )
-    if type(copied) is FFN:
-        with float64(copied):
-            error = prove_rows_independent(copied, copied.up.in_features, seed)
-        return pack_ffn(copied, {"rows are independent": error})
-    return pack_position_wise(copied, d=d, seed=seed)
 
 
 def export_packed(

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from export import parity
+from export.adapters.registry import pack
 from export.errors import ExportError, ProofError
 from export.packed import Packed
-from export.pipeline import pack
 from export.relative_error import relative_error
 from service.manifest import Parity
 

@@ -15,10 +15,11 @@ from torch import nn
 
 from export import pipeline
 from export.adapters.random_weights import Init, random_ffn, random_stack
+from export.adapters.registry import pack
 from export.blocks import BlockStack
 from export.errors import ExportError, ProofError
 from export.graph import to_graph
-from export.pipeline import Options, export_module, export_packed, pack
+from export.pipeline import Options, export_module, export_packed
 from service.manifest import MANIFEST, REFERENCE, REPORT, Certificate, Manifest, read_manifest
 from service.session import open_session
 

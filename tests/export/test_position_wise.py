@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from export.adapters.pointwise_conv import PointwiseConv
+from export.adapters.registry import pack
 from export.errors import ExportError, ProofError
-from export.pipeline import pack
 
 ROWS = "rows are independent"
 CONVS = "matmuls equal the convolutions"

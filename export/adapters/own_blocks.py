@@ -1,0 +1,44 @@
+"""This package's own blocks, which are packed already: FFN, TransformerBlock and BlockStack."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from export.adapters.registry import PackOptions, register_adapter
+from export.adapters.row_proof import prove_rows_independent
+from export.blocks import FFN, BlockStack, TransformerBlock
+from export.errors import ExportError
+from export.packed import Packed, pack_ffn, pack_stack
+from export.precision import float64
+
+
+def _is_ffn(module: nn.Module) -> bool:
+    return type(module) is FFN  # a subclass may compute anything
+
+
+def _is_block(module: nn.Module) -> bool:
+    return type(module) in (BlockStack, TransformerBlock)
+
+
+@register_adapter(_is_ffn)
+def pack_own_ffn(ffn: FFN, options: PackOptions) -> Packed:
+    """Describe an FFN of ours; its activation may be the caller's own, so that its rows are proved independent."""
+    with float64(ffn):
+        error = prove_rows_independent(ffn, ffn.up.in_features, options.seed)
+    return pack_ffn(ffn, {"rows are independent": error})
+
+
+@register_adapter(_is_block, accepts_causal=True)
+def pack_own_blocks(module: BlockStack | TransformerBlock, options: PackOptions) -> Packed:
+    """Describe a block or stack of ours.
+
+    Raises:
+        ExportError: the stack holds something else, or is to be causal and is not.
+    """
+    stack = module if isinstance(module, BlockStack) else BlockStack([module])
+    blocks = [block for block in stack.blocks if isinstance(block, TransformerBlock)]
+    if not blocks or len(blocks) != len(stack.blocks):
+        raise ExportError("BlockStack: expected one or more TransformerBlocks and nothing else")
+    if options.causal and not all(block.attention.causal for block in blocks):
+        raise ExportError("causal: these blocks say for themselves whether they are; make them with causal=True")
+    return pack_stack(stack, "transformer")
