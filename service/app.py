@@ -18,9 +18,11 @@ from service.engine import Engine
 from service.errors import NotReady, RequestError, Stopped
 from service.infer import Infer, is_infer
 from service.lifecycle import Lifecycle
+from service.loading import load_bundle, load_repository
 from service.metrics import Metrics
+from service.model_control import ModelControl
 from service.openapi import describe
-from service.repository import Repository, load_repository
+from service.repository import Repository
 from service.request import Bounds
 from service.settings import Settings
 
@@ -103,12 +105,19 @@ class App:
         self.metrics.queue_tokens.set_function(lambda: batcher.open_tokens)
         self._infer = Infer(self._repository, batcher, self.metrics, settings, self.lifecycle, budget)
         engine.start()
+        control = ModelControl(
+            self._repository, settings, lambda found: load_bundle(found, settings, engine.between), batcher.retire
+        )
+        polling = asyncio.create_task(control.poll(settings.poll_s)) if settings.poll_s else None
         self.lifecycle.started = True
         log.info("ready: %s threads on provider %s", settings.threads, settings.provider)
         try:
             yield
         finally:
             self.lifecycle.started = False
+            if polling is not None:
+                polling.cancel()
+            await control.close()
             # Everything that was to be answered is; a window that still runs is nobody's.
             if not await asyncio.to_thread(engine.stop, ENGINE_STOP_S):
                 log.error("the engine is still running a window after %s s; leaving it", ENGINE_STOP_S)

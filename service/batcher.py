@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Final
+from weakref import WeakSet
 
 import numpy as np
 
@@ -50,6 +51,7 @@ class Batcher:
         self._loop = loop
         self._clock = clock
         self._lanes: dict[ServedModel, Lane] = {}
+        self._retired: WeakSet[ServedModel] = WeakSet()
         self._running: list[Piece[Request]] = []
         self._soon: asyncio.Handle | None = None
         self._arrivals = arrivals
@@ -125,6 +127,7 @@ class Batcher:
             lane = self._lanes[model] = Lane(model)
         request = Request(lane, tokens, rows, ends, client, done, now, now + timeout, now)
         lane.queue.append(request)
+        lane.open += 1
         lane.tokens += rows
         self._open.add(request)
         self.accepted += 1
@@ -139,9 +142,32 @@ class Batcher:
         if request.done is not None:
             self._close(request)
 
+    async def retire(self, model: ServedModel) -> None:
+        """Wait until nothing that was accepted for `model` is open, then forget it.
+
+        A request may still arrive that had found the model before: it is answered, and the lane forgotten again.
+        """
+        self._retired.add(model)
+        lane = self._lanes.get(model)
+        if lane is not None and lane.open:
+            lane.drained = lane.drained or self._loop.create_future()
+            await asyncio.shield(lane.drained)
+        elif lane is not None:
+            self._forget(lane)
+
+    def _forget(self, lane: Lane) -> None:
+        if not lane.open and self._lanes.get(lane.model) is lane:
+            del self._lanes[lane.model]
+            if lane.drained is not None:
+                lane.drained.set_result(None)
+
     def _close(self, request: Request) -> None:
         """Whatever became of it: it counts no more, and what still waits in its lane holds no body."""
         self._open.discard(request)
+        lane = request.lane
+        lane.open -= 1
+        if not lane.open and self._retired and lane.model in self._retired:
+            self._loop.call_soon(self._forget, lane)  # not now: the lanes may be being walked
         self.open_tokens -= request.rows
         request.lane.tokens -= request.rows - request.taken
         request.taken = request.rows

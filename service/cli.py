@@ -26,7 +26,8 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on (default: 127.0.0.1)")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one (default: 8000)")] = None,
     provider: Annotated[str | None, typer.Option(help="cpu or cuda: exactly this, or no start (default: cpu)")] = None,
-    versions: Annotated[str | None, typer.Option(help="latest or all (default: latest)")] = None,
+    versions: Annotated[str | None, typer.Option(help="latest, all, or 2,5 (default: latest)")] = None,
+    poll_s: Annotated[float | None, typer.Option(help="Seconds between looks for new versions; 0: never")] = None,
     threads: Annotated[int | None, typer.Option(help="ONNX Runtime threads (default: the CPU quota)")] = None,
     windows: Annotated[bool | None, typer.Option(help="Pack requests together, or one a run (default: pack)")] = None,
     max_window_tokens: Annotated[int | None, typer.Option(help="Token budget of a window")] = None,
@@ -73,7 +74,7 @@ def _run(settings: Settings) -> None:
         signal.signal(number, _stop_loading)
     # Here and not above, so that `tokenslab --help` loads no ONNX Runtime.
     from service.app import create_app
-    from service.repository import load_repository
+    from service.loading import load_repository
     from service.server import Server
 
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from importlib.metadata import version as package_version
 from typing import Annotated, Any
 
@@ -72,13 +73,13 @@ def _health(repository: Callable[[], Repository], lifecycle: Lifecycle) -> APIRo
 
     @router.post("/v2/repository/index", tags=["server"], summary="Every model that is served, with its state")
     async def index(filters: Annotated[dict[str, Any] | None, Body()] = None) -> list[dict[str, str]]:
-        state = "READY" if lifecycle.ready else "UNAVAILABLE"
-        if filters is not None and filters.get("ready") is True and not lifecycle.ready:
-            return []
-        reason = "draining" if lifecycle.draining else ""
-        return [
-            {"name": name, "version": model.version, "state": state, "reason": reason} for name, model in repository()
-        ]
+        rows = repository().index()
+        if not lifecycle.ready:
+            reason = "draining" if lifecycle.draining else ""
+            rows = [replace(row, state="UNAVAILABLE", reason=reason) for row in rows]
+        if filters is not None and filters.get("ready") is True:
+            rows = [row for row in rows if row.state == "READY"]
+        return [asdict(row) for row in rows]
 
     return router
 

@@ -11,14 +11,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from service.packing import Float32, Int64, pack
 
 log = logging.getLogger("tokenslab.engine")
+
+T = TypeVar("T")
 
 
 class Runnable(Protocol):
@@ -47,11 +50,31 @@ class Window:
     error: BaseException | None = field(default=None)
 
 
+class EngineStopped(Exception):
+    """There is no engine to run on any more."""
+
+
+class _Job:
+    """Something else than a window that wants the engine's thread."""
+
+    def __init__(self, job: Callable[[], T], future: Future[T]) -> None:
+        self._job: Callable[[], Any] = job
+        self._future: Future[Any] = future
+
+    def run(self) -> None:
+        try:
+            self._future.set_result(self._job())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the job came from
+            self._future.set_exception(error)
+
+
 class Engine:
     """Owns the thread. Started and stopped by the application's lifespan."""
 
     def __init__(self) -> None:
-        self._windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
+        self._windows: queue.SimpleQueue[Window | _Job | None] = queue.SimpleQueue()
+        self._open = threading.Lock()  # nothing may be queued behind the word to stop and be waited for
+        self._stopped = False
         # A daemon: a run that hangs must not outlive a second signal.
         self._thread = threading.Thread(target=self._work, name="tokenslab-engine", daemon=True)
 
@@ -61,7 +84,9 @@ class Engine:
 
     def stop(self, timeout_s: float) -> bool:
         """Finish what was submitted, then end the thread; False if it is still running after `timeout_s`."""
-        self._windows.put(None)
+        with self._open:
+            self._stopped = True
+            self._windows.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -69,8 +94,26 @@ class Engine:
         """Hand over a window; any thread."""
         self._windows.put(window)
 
+    def between(self, job: Callable[[], T]) -> T:
+        """Run `job` on the engine's thread, between two windows, and wait for it; from a thread of its own.
+
+        A model that is loaded beside others warms up so: no window ever shares the cores with it.
+
+        Raises:
+            EngineStopped: the engine is not there any more; otherwise whatever `job` raises.
+        """
+        future: Future[T] = Future()
+        with self._open:
+            if self._stopped:
+                raise EngineStopped("the engine has stopped")
+            self._windows.put(_Job(job, future))
+        return future.result()
+
     def _work(self) -> None:
         while (window := self._windows.get()) is not None:
+            if isinstance(window, _Job):
+                window.run()
+                continue
             window.started = time.perf_counter()
             try:
                 window.out = self._run(window)

@@ -42,6 +42,13 @@ class BodyTimeout(RequestError):
     close = True
 
 
+class LoadFailed(RequestError):
+    """A bundle that was to be loaded cannot be served; what was served before still is."""
+
+    status = 409
+    reason = "load_failed"
+
+
 class TooLarge(RequestError):
     """More than a limit allows, so that a retry cannot help."""
 

@@ -67,6 +67,7 @@ class Infer:
         self._max_rows = settings.max_queue_tokens
         self._lifecycle = lifecycle
         self._routes: dict[str, tuple[Model, Signature]] = {}
+        repository.watch(self._routes.clear)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one infer request; every fault becomes `{"error": ...}` with its status."""

@@ -1,4 +1,4 @@
-"""One bundle folder -> models that run: checked against its manifest, warm, its certificate re-tried here and now.
+"""Bundle folders -> models that run: checked against their manifests, warm, the certificate re-tried here and now.
 
 Every precision of a bundle is a model: `<name>` is the default precision, `<name>-<precision>` each one.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +17,62 @@ import onnxruntime as ort
 from service.errors import BundleError
 from service.manifest import MANIFEST, Manifest, Variant, read_manifest
 from service.model import Model
-from service.packing import Limits
+from service.packing import Float32, Limits
 from service.recheck import holds
+from service.repository import Loaded, Repository
 from service.session import open_session
 from service.settings import Settings
+from service.versions import Found, bundle_folders, chosen, scan_bundle
 
 log = logging.getLogger("tokenslab.repository")
 
+# Runs one warm-up window now, or when the engine that serves others has a gap for it.
+Between = Callable[[Callable[[], Float32]], Float32]
 
-def load_bundle(folder: Path, settings: Settings) -> dict[str, Model]:
+
+def _at_once(run: Callable[[], Float32]) -> Float32:
+    return run()
+
+
+def load_repository(settings: Settings) -> Repository:
+    """Load, check and warm up every bundle under `settings.models`.
+
+    Raises:
+        BundleError: names the file that cannot be served and why; nothing is served then.
+        ProviderError: the execution provider is not the one that was asked for.
+    """
+    repository = Repository()
+    for folder in bundle_folders(settings.models):
+        versions = scan_bundle(folder)
+        if not versions:
+            raise BundleError(f"{folder}: no version folder in it")
+        wanted = chosen(settings.versions, versions)
+        if not wanted:
+            raise BundleError(f"{folder}: has versions {', '.join(map(str, versions))}, none of {settings.versions}")
+        for found in wanted.values():
+            try:
+                fresh = load_bundle(found, settings)
+            except OSError as cause:
+                raise BundleError(f"{cause.filename}: {cause.strerror}") from cause
+            clash = repository.clashes(fresh)
+            if clash is not None:
+                raise BundleError(f"{folder}: {clash}")
+            repository.swap([fresh], ())
+    if not repository.bundles():
+        raise BundleError(f"{settings.models.absolute()}: no bundle in it (looked for <name>/<version>/{MANIFEST})")
+    return repository
+
+
+def load_bundle(found: Found, settings: Settings, between: Between = _at_once) -> Loaded:
     """Every precision of the bundle that `settings.provider` can run, by the names it is served under.
+
+    `between` is given each warm-up run, so that a model which is loaded beside others takes its turn.
 
     Raises:
         BundleError: names the file that cannot be served and why.
         ProviderError: the execution provider is not the one that was asked for.
     """
+    folder = found.folder
     manifest = read_manifest(folder)
     variants = [v for v in manifest.variants if v.provider == settings.provider]
     if manifest.default_precision not in {v.precision for v in variants}:
@@ -39,14 +82,14 @@ def load_bundle(folder: Path, settings: Settings) -> dict[str, Model]:
         )
     named: dict[str, Model] = {}
     for variant in variants:
-        model = _load_variant(folder, manifest, variant, settings)
+        model = _load_variant(folder, manifest, variant, settings, between)
         named[model.label] = model
         if variant.precision == manifest.default_precision:
             named[manifest.name] = model
-    return named
+    return Loaded(found, named)
 
 
-def _load_variant(folder: Path, manifest: Manifest, variant: Variant, settings: Settings) -> Model:
+def _load_variant(folder: Path, manifest: Manifest, variant: Variant, settings: Settings, between: Between) -> Model:
     began = time.perf_counter()
     path = folder / variant.file
     session = open_session(path, variant.provider, settings.threads)
@@ -55,7 +98,7 @@ def _load_variant(folder: Path, manifest: Manifest, variant: Variant, settings: 
     limits = _limits(manifest.name, variant, settings)
     label = f"{manifest.name}-{variant.precision}"
     model = Model(label, str(manifest.version), manifest, variant, session, slab, limits)
-    _warm_up(path, model, settings.max_sequence_tokens)
+    _warm_up(path, model, lambda *inputs: between(partial(model.run, *inputs)), settings.max_sequence_tokens)
     log.info(
         "loaded %s version %s on %s: certificate %s, %.1f MB, %.2f s",
         *(label, manifest.version, variant.provider, variant.certificate.kind),
@@ -82,16 +125,16 @@ def _check_signature(path: Path, session: ort.InferenceSession, manifest: Manife
         raise BundleError(f"{path}: its outputs are {outputs}, expected one float tensor 'out'")
 
 
-def _warm_up(path: Path, model: Model, longest: int) -> None:
+def _warm_up(path: Path, model: Model, run: Callable[..., Float32], longest: int) -> None:
     """Run the sizes that traffic will bring, and check the certificate's claim on a sample of rows here and now."""
     window = len(model.slab)
-    _run_once(path, model, [1])
+    _run_once(path, model, run, [1])
     whole, rest = divmod(window, longest)
-    _run_once(path, model, [longest] * whole + ([rest] if rest else []))
+    _run_once(path, model, run, [longest] * whole + ([rest] if rest else []))
     if model.has_sequences and longest > window:
-        _run_once(path, model, [longest])
+        _run_once(path, model, run, [longest])
     if model.certificate.kind == "exact":
-        broken = holds(model.run, model.manifest.kind, model.manifest.d_in)
+        broken = holds(run, model.manifest.kind, model.manifest.d_in)
         if broken is not None:
             raise BundleError(
                 f"{path}: its certificate says exact, but not on this machine: {broken}. "
@@ -99,10 +142,10 @@ def _warm_up(path: Path, model: Model, longest: int) -> None:
             )
 
 
-def _run_once(path: Path, model: Model, lens: list[int]) -> None:
+def _run_once(path: Path, model: Model, run: Callable[..., Float32], lens: list[int]) -> None:
     rows = sum(lens)
     tokens = np.random.default_rng(0).standard_normal((rows, model.manifest.d_in), dtype=np.float32)
     try:
-        model.run(tokens, np.array(lens, np.int64) if model.has_sequences else None)
+        run(tokens, np.array(lens, np.int64) if model.has_sequences else None)
     except Exception as cause:
         raise BundleError(f"{path}: it loads but does not run at {rows} tokens: {cause}") from cause

@@ -10,7 +10,7 @@ from service.manifest import Certificate, Manifest, Variant
 from service.packing import Float32, Int64, Limits
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Model:
     """One variant, warm and ready: `tokens (rows, d_in)` [and `seq_lens (sequences,)`] -> `out (rows, d_out)`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -83,4 +84,6 @@ class Lane:
     model: ServedModel
     queue: deque[Request] = field(default_factory=deque)
     tokens: int = 0  # not yet given to a window
+    open: int = 0  # requests accepted and not yet settled
+    drained: asyncio.Future[None] | None = None  # for whoever waits until there are none
     token_s: float = 0.0  # compute time per token in the last window

@@ -37,7 +37,17 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="TOKENSLAB_", frozen=True, extra="forbid", allow_inf_nan=False)
 
     models: Path = Field(Path("models"), description="Model repository: <models>/<name>/<version>/manifest.json")
-    versions: Literal["latest", "all"] = Field("latest", description="all: serves older versions too, for their memory")
+    versions: str = Field(
+        "latest",
+        pattern=r"^(latest|all|[1-9][0-9]*(,[1-9][0-9]*)*)$",
+        description="latest, all (serves older versions too, for their memory), or those named: 2,5",
+    )
+    poll_s: float = Field(
+        0,
+        ge=0,
+        le=86_400,
+        description="How often to look for new, changed and vanished versions; 0: never. A look costs a stat a file",
+    )
     host: str = Field(
         "127.0.0.1", min_length=1, description="Address to listen on; beyond loopback anyone there can ask"
     )

@@ -11,9 +11,10 @@ import onnx
 import pytest
 
 from service.errors import BundleError, NotFound
+from service.loading import load_repository
 from service.manifest import MANIFEST
 from service.model import Model
-from service.repository import Repository, load_repository
+from service.repository import Repository
 from service.settings import Settings
 from tests.bundles import relu_ffn, sequence_mean, write_bundle
 

@@ -1,0 +1,41 @@
+"""Work that takes a while, off the event loop: each in a thread that does not keep the process from ending."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def in_thread(job: Callable[[], T], name: str) -> T:
+    """Run `job` in a daemon thread and wait for it.
+
+    `asyncio.to_thread` would do, but for its pool: the interpreter joins it, so that a long load would outlast SIGTERM.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():  # cancelled
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # there is a result where there is no error
+
+    def work() -> None:
+        result: T | None = None
+        failure: BaseException | None = None
+        try:
+            result = job()
+        except BaseException as error:  # noqa: BLE001 - it is raised where the job came from
+            failure = error
+        with suppress(RuntimeError):  # a loop that was closed meanwhile has nobody left who waits
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return await future

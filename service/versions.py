@@ -1,0 +1,88 @@
+"""Which bundles lie in a model repository, and which of their versions are to be served. Reads names and file states;
+opens no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.errors import BundleError
+from service.manifest import MANIFEST, NAME, RESERVED
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A version folder and the state of its files: the same `fingerprint` means that nothing in it has changed."""
+
+    folder: Path
+    fingerprint: str
+
+
+Versions = dict[int, Found]  # ascending
+
+
+def bundle_folders(root: Path) -> list[Path]:
+    """Every folder of `root`, by name; names that begin with a dot are exports under way.
+
+    Raises:
+        BundleError: `root` is no folder, or cannot be read.
+    """
+    if not root.is_dir():
+        raise BundleError(f"{root.absolute()}: the model repository is not a folder")
+    try:
+        return sorted(path for path in _visible(root) if path.is_dir())
+    except OSError as cause:
+        raise BundleError(f"{cause.filename}: {cause.strerror}") from cause
+
+
+def scan_bundle(folder: Path) -> Versions:
+    """The versions of one bundle; none if the folder is empty or not there.
+
+    Raises:
+        BundleError: its name is none, something in it is not a version folder, or it cannot be read.
+    """
+    if not NAME.fullmatch(folder.name) or folder.name in RESERVED:
+        raise BundleError(f"{folder}: not a model name (expected {NAME.pattern}, and not {', '.join(RESERVED)})")
+    versions: Versions = {}
+    try:
+        for path in _visible(folder):
+            name = path.name
+            if not (path.is_dir() and name.isascii() and name.isdigit() and str(int(name)) == name):
+                raise BundleError(f"{path}: not a version folder (expected a whole number)")
+            versions[int(name)] = Found(path, _fingerprint(path))
+    except FileNotFoundError:  # never there, or taken away meanwhile
+        return {}
+    except OSError as cause:
+        raise BundleError(f"{cause.filename}: {cause.strerror}") from cause
+    return dict(sorted(versions.items()))
+
+
+def chosen(policy: str, versions: Versions) -> Versions:
+    """The versions that `policy` serves: `latest`, `all`, or those that it names, as in `2,5`."""
+    if policy == "all":
+        return versions
+    if policy == "latest":
+        latest = max(versions)
+        return {latest: versions[latest]}
+    named = {int(version) for version in policy.split(",")}
+    return {version: found for version, found in versions.items() if version in named}
+
+
+def _visible(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def _fingerprint(folder: Path) -> str:
+    """Of the manifest's bytes and every file's name, size and time: cheap enough to take at every poll."""
+    digest = hashlib.sha256()
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            state = entry.stat()
+            digest.update(f"{entry.name}/{state.st_size}/{state.st_mtime_ns}\n".encode())
+    manifest = folder / MANIFEST
+    if manifest.exists():
+        digest.update(manifest.read_bytes())
+    return digest.hexdigest()
