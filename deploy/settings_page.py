@@ -32,7 +32,7 @@ def page() -> str:
 
 
 def _plain(value: object) -> str:
-    return "(none)" if value == frozenset() else str(value)
+    return "(none)" if value in (None, frozenset(), ()) else str(value)
 
 
 if __name__ == "__main__":

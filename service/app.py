@@ -10,18 +10,20 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
-from service.asgi import Message, Receive, Scope, Send, refuse
+from service.asgi import Message, Receive, Scope, Send, peer_of, refuse
+from service.auth import Gate
 from service.batcher import Batcher
 from service.body import BodyBudget, BodyLimits, BodyLost, RequestBody
 from service.control import add_control_routes
 from service.engine import Engine
-from service.errors import NotReady, RequestError, Stopped
+from service.errors import RequestError, Stopped
 from service.infer import Infer, is_infer
 from service.lifecycle import Lifecycle
 from service.loading import load_bundle, load_repository
 from service.metrics import Metrics
 from service.model_control import ModelControl
 from service.openapi import describe
+from service.parts import Parts
 from service.repository import Repository
 from service.request import Bounds
 from service.settings import Settings
@@ -31,6 +33,8 @@ log = logging.getLogger("tokenslab")
 CONTROL_BODY_BYTES = 1 << 16
 CONTROL_BODIES_BYTES = 1 << 23
 ENGINE_STOP_S = 1.0
+KEYS_POLL_S = 5.0
+ADMIN = ("/v2/repository/models/", "/v2/settings")
 
 
 class App:
@@ -38,12 +42,13 @@ class App:
 
     def __init__(self, settings: Settings, repository: Repository | None, lifecycle: Lifecycle) -> None:
         self._settings = settings
-        self._repository = repository
         self._infer: Infer | None = None
         self._control_limits = BodyLimits(CONTROL_BODY_BYTES, settings.body_timeout_s, "control routes take no more")
         self._control_budget = BodyBudget(CONTROL_BODIES_BYTES)
         self.lifecycle = lifecycle
         self.metrics = Metrics()
+        self.gate = Gate(settings)
+        self._parts = Parts(settings, lifecycle, self.metrics, repository)
         self.metrics.ready.set_function(lambda: float(lifecycle.ready))
         self.api: FastAPI = FastAPIOffline(
             title="Tokenslab",
@@ -51,7 +56,7 @@ class App:
             redirect_slashes=False,  # the C++ client follows no redirect
             strict_content_type=False,  # Triton's Python client sends none
         )
-        add_control_routes(self.api, self._served, lifecycle, self.metrics)
+        add_control_routes(self.api, self._parts)
         describe(self.api)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,33 +71,41 @@ class App:
         """FastAPI, behind a bound on the body that it would read whole."""
         if self.lifecycle.draining:
             send = _closing(send)
-        if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
-            body = RequestBody(receive, self._control_budget)
-            length = next((int(value) for name, value in scope["headers"] if name == b"content-length"), None)
-            try:
+        body = RequestBody(receive, self._control_budget)
+        length = next((int(value) for name, value in scope["headers"] if name == b"content-length"), None)
+        try:
+            self._admit(scope)
+            if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
                 receive = _replay(await body.read(length, self._control_limits), receive)
-            except BodyLost:
-                return
-            except RequestError as error:
-                await refuse(error, body, send, closing=self.lifecycle.draining)
-                return
-            except asyncio.CancelledError:
-                await refuse(Stopped("the service stopped before this request was complete"), body, send, closing=True)
-                return
-            finally:
-                body.release()
+        except BodyLost:
+            return
+        except RequestError as error:
+            self.metrics.rejections.labels(error.reason).inc()
+            await refuse(error, body, send, closing=self.lifecycle.draining)
+            return
+        except asyncio.CancelledError:
+            await refuse(Stopped("the service stopped before this request was complete"), body, send, closing=True)
+            return
+        finally:
+            body.release()
         await self.api(scope, receive, send)
 
-    def _served(self) -> Repository:
-        if self._repository is None:
-            raise NotReady("the service is starting")
-        return self._repository
+    def _admit(self, scope: Scope) -> None:
+        """Raise unless this request may ask what it asks; health is everyone's."""
+        path: str = scope["path"]
+        if path.startswith(ADMIN):
+            self.gate.admin(scope["headers"])
+        elif path.startswith("/v2/health/") or (path == "/metrics" and not self._settings.metrics_key):
+            return
+        elif self.gate.guarded:
+            self.gate.client(scope["headers"], peer_of(scope))
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         settings = self._settings
-        if self._repository is None:
-            self._repository = load_repository(settings)
+        repository = self._parts.loaded
+        if repository is None:
+            repository = self._parts.loaded = load_repository(settings)
         engine = Engine()
         bounds = Bounds(
             settings.max_queue_tokens, settings.max_sequence_tokens, settings.timeout_s, settings.max_wait_ms / 1e3
@@ -103,20 +116,24 @@ class App:
             engine.submit, bounds, self.metrics, asyncio.get_running_loop(), arrivals=lambda: budget.chunks
         )
         self.metrics.queue_tokens.set_function(lambda: batcher.open_tokens)
-        self._infer = Infer(self._repository, batcher, self.metrics, settings, self.lifecycle, budget)
+        self._infer = Infer(repository, batcher, self.metrics, settings, self.lifecycle, budget, self.gate)
         engine.start()
         control = ModelControl(
-            self._repository, settings, lambda found: load_bundle(found, settings, engine.between), batcher.retire
+            repository, settings, lambda found: load_bundle(found, settings, engine.between), batcher.retire
         )
-        polling = asyncio.create_task(control.poll(settings.poll_s)) if settings.poll_s else None
+        self._parts.running = control
+        watching = [asyncio.create_task(self._watch_keys())]
+        if settings.poll_s:
+            watching.append(asyncio.create_task(control.poll(settings.poll_s)))
         self.lifecycle.started = True
         log.info("ready: %s threads on provider %s", settings.threads, settings.provider)
         try:
             yield
         finally:
             self.lifecycle.started = False
-            if polling is not None:
-                polling.cancel()
+            self._parts.running = None
+            for task in watching:
+                task.cancel()
             await control.close()
             # Everything that was to be answered is; a window that still runs is nobody's.
             if not await asyncio.to_thread(engine.stop, ENGINE_STOP_S):
@@ -125,6 +142,12 @@ class App:
                 "stopped: %d requests accepted, %d answered with a result, %d late, failed or left by their clients",
                 *(batcher.accepted, batcher.answered, batcher.accepted - batcher.answered),
             )
+
+    async def _watch_keys(self) -> None:
+        """Key files may be replaced by whoever cannot send a signal, as Kubernetes does with secrets."""
+        while True:
+            await asyncio.sleep(KEYS_POLL_S)
+            self.gate.refresh()
 
 
 def create_app(

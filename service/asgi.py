@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from service.body import RequestBody
-from service.errors import MethodNotAllowed, RequestError, UnsupportedEncoding
+from service.errors import MethodNotAllowed, RequestError, Unauthorized, UnsupportedEncoding
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -16,6 +16,12 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 JSON: Final = b"application/json"
+
+
+def peer_of(scope: Scope) -> str | None:
+    """The address at the other end of the connection, where the server knows it."""
+    client = scope.get("client")
+    return client[0] if client else None
 
 
 async def refuse(error: RequestError, body: RequestBody, send: Send, *, closing: bool) -> None:
@@ -42,6 +48,8 @@ def error_response(error: RequestError) -> tuple[int, list[tuple[bytes, bytes]],
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", b"POST"))
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, UnsupportedEncoding):
         headers.append((b"accept-encoding", b"gzip, deflate, identity"))
     return error.status, headers, text

@@ -45,6 +45,8 @@ def serve(
         float | None, typer.Option("--drain-delay", help="SIGTERM to closed listener, seconds")
     ] = None,
     drain_limit_s: Annotated[float | None, typer.Option("--drain-limit", help="Then, time to answer, seconds")] = None,
+    api_keys_file: Annotated[Path | None, typer.Option(help="Keys of clients, name:key a line")] = None,
+    admin_keys_file: Annotated[Path | None, typer.Option(help="Keys of those who may load and unload")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
 ) -> None:
     """Serve every bundle of a model repository over HTTP.
@@ -58,7 +60,8 @@ def serve(
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"{part}: " for part in first["loc"])
-        found = "" if isinstance(first["input"], dict | Settings) else f" (got {first['input']!r})"
+        secret = {"api_keys", "admin_keys"} & set(first["loc"])
+        found = "" if secret or isinstance(first["input"], dict | Settings) else f" (got {first['input']!r})"
         typer.echo(f"tokenslab serve: {where}{first['msg'].removeprefix('Value error, ')}{found}", err=True)
         raise typer.Exit(2) from None
     logging.basicConfig(
@@ -78,7 +81,7 @@ def _run(settings: Settings) -> None:
     from service.server import Server
 
     try:
-        repository = load_repository(settings)
+        app = create_app(settings, load_repository(settings))
     except TokenslabError as error:
         typer.echo(f"tokenslab serve: {error}", err=True)
         raise typer.Exit(1) from None
@@ -86,7 +89,7 @@ def _run(settings: Settings) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
-    server = Server(create_app(settings, repository), settings)
+    server = Server(app, settings)
     server.run()
     if server.stopped_by is not None:
         raise typer.Exit(128 + server.stopped_by)

@@ -20,6 +20,26 @@ class InvalidInput(RequestError):
     """The request contradicts the protocol or the model: the message names the field, the found and the expected."""
 
 
+class Unauthorized(RequestError):
+    """Keys are configured, and the request has none of them."""
+
+    status = 401
+    reason = "unauthorized"
+
+
+class Forbidden(RequestError):
+    """The request's key does not allow this."""
+
+    status = 403
+    reason = "forbidden"
+
+
+class AdminOff(Forbidden):
+    """No admin key is configured, so that nobody may do this."""
+
+    reason = "admin_off"
+
+
 class NotFound(RequestError):
     """Unknown path, model or version."""
 
@@ -138,3 +158,7 @@ class BundleError(TokenslabError):
 
 class ProviderError(TokenslabError):
     """The execution provider that was asked for is not the one ONNX Runtime would use."""
+
+
+class KeysError(TokenslabError):
+    """Keys that cannot be used: the message names the setting and the place, and quotes no key."""

@@ -15,7 +15,8 @@ from urllib.parse import parse_qs
 import numpy as np
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from service.asgi import JSON, Receive, Scope, Send, refuse
+from service.asgi import JSON, Receive, Scope, Send, peer_of, refuse
+from service.auth import Gate
 from service.batcher import Batcher
 from service.body import ENCODINGS, BodyBudget, BodyLimits, BodyLost, RequestBody
 from service.errors import (
@@ -56,6 +57,7 @@ class Infer:
         settings: Settings,
         lifecycle: Lifecycle,
         budget: BodyBudget,
+        gate: Gate,
     ) -> None:
         self._repository = repository
         self._batcher = batcher
@@ -66,6 +68,7 @@ class Infer:
         self._write_timeout_s = settings.write_timeout_s
         self._max_rows = settings.max_queue_tokens
         self._lifecycle = lifecycle
+        self._gate = gate
         self._routes: dict[str, tuple[Model, Signature]] = {}
         repository.watch(self._routes.clear)
 
@@ -97,6 +100,8 @@ class Infer:
     async def _answer(
         self, scope: Scope, body: RequestBody
     ) -> tuple[list[bytes | memoryview], list[tuple[bytes, bytes]]]:
+        if self._gate.guarded:
+            self._gate.client(scope["headers"], peer_of(scope))
         model, signature = self._route(scope["path"])
         headers = _Headers(scope)
         data = await body.read(headers.length, self._limits)

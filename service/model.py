@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnxruntime as ort
 
 from service.manifest import Certificate, Manifest, Variant
 from service.packing import Float32, Int64, Limits
+from service.statistics import ModelStatistics
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -21,6 +22,7 @@ class Model:
     session: ort.InferenceSession
     slab: Float32
     limits: Limits
+    statistics: ModelStatistics = field(default_factory=ModelStatistics)
 
     @property
     def has_sequences(self) -> bool:

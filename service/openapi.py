@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 _ERRORS: Final[dict[str, str]] = {
     "400": "The request contradicts the protocol or the model; the message names the field",
+    "401": "Keys are configured, and the request has none of them",
     "404": "Unknown model or version",
     "405": "Not a POST",
     "408": "The body stopped arriving; the connection closes",
@@ -96,6 +97,11 @@ _SCHEMAS: Final[dict[str, Any]] = {
     },
 }
 
+_KEYS: Final = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "Needed where keys are configured"},
+    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same key, in another header"},
+}
+
 
 def describe(api: FastAPI) -> None:
     """Add the infer paths and schemas to the application's OpenAPI document."""
@@ -107,12 +113,18 @@ def describe(api: FastAPI) -> None:
         for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own form of a fault, which nobody gets here
             schemas.pop(name, None)
         schemas.update(_SCHEMAS)
+        document["components"]["securitySchemes"] = _KEYS
+        document["security"] = [{}, *({name: []} for name in _KEYS)]
         for path, operations in document["paths"].items():
             for operation in operations.values():
                 if operation["responses"].pop("422", None):
                     operation["responses"]["400"] = _fault("The body is not what this route takes")
                 if "/models/{name}" in path:
                     operation["responses"]["404"] = _fault(_ERRORS["404"])
+                if not path.startswith("/v2/health/"):
+                    operation["responses"]["401"] = _fault(_ERRORS["401"])
+                if path.startswith("/v2/repository/models/"):
+                    operation["responses"].update(_ADMIN)
                 if path.endswith("/ready"):
                     operation["responses"]["503"] = _fault("Starting or draining")
         document["paths"]["/v2/models/{name}/infer"] = {"post": _operation(["name"])}
@@ -175,6 +187,15 @@ def _operation(parameters: list[str]) -> dict[str, Any]:
 def _fault(text: str) -> dict[str, Any]:
     schema = {"$ref": "#/components/schemas/Error"}
     return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+
+_ADMIN: Final = {
+    "403": _fault("No admin key is configured, or this one is a client's"),
+    "404": _fault("No such bundle, or not that version of it"),
+    "409": _fault("The bundle cannot be served; what was served before still is"),
+    "501": _fault("A parameter that is not spoken here"),
+    "503": _fault("Starting or stopping"),
+}
 
 
 def _content(schema: str) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class Server(uvicorn.Server):
         super().__init__(server_config(app, settings))
         self._lifecycle: Lifecycle = app.lifecycle
         self._drain_delay_s = settings.drain_delay_s
+        self._reload_keys = app.gate.reload
         self.stopped_by: signal.Signals | None = None  # set by a second signal
 
     @contextmanager
@@ -43,10 +44,11 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         try:
             yield
         finally:
-            for number in SIGNALS:
+            for number in (*SIGNALS, signal.SIGHUP):
                 loop.remove_signal_handler(number)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

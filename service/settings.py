@@ -6,10 +6,11 @@ Sizes are in tokens or MiB, times in seconds or milliseconds, as each name says.
 from __future__ import annotations
 
 import os
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.cpu import cpu_quota
@@ -34,7 +35,9 @@ def _names(value: object) -> object:
 class Settings(BaseSettings):
     """What the service may use and where it stops; each description says what turning the value up costs."""
 
-    model_config = SettingsConfigDict(env_prefix="TOKENSLAB_", frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = SettingsConfigDict(
+        env_prefix="TOKENSLAB_", frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )
 
     models: Path = Field(Path("models"), description="Model repository: <models>/<name>/<version>/manifest.json")
     versions: str = Field(
@@ -114,6 +117,20 @@ class Settings(BaseSettings):
     pack_tolerance: Annotated[frozenset[str], NoDecode, BeforeValidator(_names)] = Field(
         frozenset(), description="Models whose `tolerance` certificate their owner accepts: packed despite the drift"
     )
+    api_keys: SecretStr | None = Field(
+        None, description="name:key,name:key of clients; none here and in the file: whoever reaches the port may ask"
+    )
+    api_keys_file: Path | None = Field(
+        None, description="The same, one a line; read again when it changes and on SIGHUP"
+    )
+    admin_keys: SecretStr | None = Field(
+        None, description="name:key of those who may load, unload and set; none: nobody may"
+    )
+    admin_keys_file: Path | None = Field(None, description="The same, one a line")
+    metrics_key: bool = Field(False, description="True: /metrics needs a key too, where keys are set")
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = Field(
+        (), description="Addresses or networks whose X-Client-Id is believed, for shares by client: 10.0.0.0/8,::1"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug: a line per window")
 
     @model_validator(mode="after")
@@ -137,6 +154,13 @@ class Settings(BaseSettings):
         if self.max_bodies_mib < self.max_body_mib:
             raise ValueError(f"max_bodies_mib: {self.max_bodies_mib} is less than max_body_mib, {self.max_body_mib}")
         return self
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for network in value:
+            ip_network(network)  # its ValueError says what is wrong with it
+        return value
 
     @property
     def max_body_bytes(self) -> int:
