@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import nn
 
-from export.blocks import FFN, BlockStack, TransformerBlock
+from export.blocks import FFN, BlockStack, SelfAttention, TransformerBlock
 from service.manifest import Kind
 from service.packing import Float32
 
@@ -57,6 +57,7 @@ def _describe(block: TransformerBlock) -> dict[str, str | int | float | bool]:
     return {
         "d_ff": block.ffn.down.in_features,
         "heads": block.attention.num_heads,
+        **_describe_attention(block.attention),
         "activation": block.ffn.activation_name,
         "norm": type(block.norm1).__name__,
         "norm_place": block.place,
@@ -64,3 +65,19 @@ def _describe(block: TransformerBlock) -> dict[str, str | int | float | bool]:
         "bias": block.attention.qkv.bias is not None,
         "causal": block.attention.causal,
     }
+
+
+def _describe_attention(attention: SelfAttention) -> dict[str, str | int | float | bool]:
+    """What not every attention has."""
+    facts: dict[str, str | int | float | bool] = {}
+    if attention.num_kv_heads != attention.num_heads:
+        facts["kv_heads"] = attention.num_kv_heads
+    if attention.head_size * attention.num_heads != attention.qkv.in_features:
+        facts["head_size"] = attention.head_size
+    if attention.window is not None:
+        facts["sliding_window"] = attention.window
+    if attention.rotary is not None:
+        facts["positions"] = "rotary"
+    elif attention.relative_bias is not None:
+        facts["positions"] = "relative bias"
+    return facts

@@ -11,6 +11,7 @@ from typing import Final
 import onnx_ir as ir
 
 from export.errors import ExportError
+from export.quantize import DOMAIN
 
 _ELEMENTWISE: Final = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "PRelu", "Where"})
 _FLOATS: Final = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
@@ -36,7 +37,7 @@ def _check_use(node: ir.Node, position: int, value: ir.Value, shape: tuple[int, 
         raise ExportError(
             f"{where} as input {position}: only a weight of rank 2 on the right of a MatMul can be quantized and proved"
         )
-    if len(shape) < 2:
+    if len(shape) < 2 or node.domain == DOMAIN:  # an intent reads its tables in its own way
         return
     if node.domain == "" and node.op_type in _ELEMENTWISE and sum(dim > 1 for dim in shape) <= 1:
         return

@@ -1,13 +1,15 @@
 """Reference torch modules on packed tokens: what an adapter fills with weights and what a graph is exported from.
 
 Position-wise modules are called `forward(tokens)`, the others `forward(tokens, seq_lens)`; `tokens` is (N, d) and
-`seq_lens` (S,) int64 with sum N. They know neither files nor ONNX, only their one intent node.
+`seq_lens` (S,) int64 with sum N. They know neither files nor ONNX, only their intent nodes.
 """
 
 from __future__ import annotations
 
 from export.blocks.attention import SelfAttention, varlen_attention
 from export.blocks.ffn import ACTIVATIONS, FFN, Activation
+from export.blocks.relative_bias import RelativeBias
+from export.blocks.rotary import Rotary, sequence_positions
 from export.blocks.transformer import BlockStack, TransformerBlock, make_norm
 
 __all__ = [
@@ -15,8 +17,11 @@ __all__ = [
     "FFN",
     "Activation",
     "BlockStack",
+    "RelativeBias",
+    "Rotary",
     "SelfAttention",
     "TransformerBlock",
     "make_norm",
+    "sequence_positions",
     "varlen_attention",
 ]

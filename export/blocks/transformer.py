@@ -53,6 +53,17 @@ class TransformerBlock(nn.Module):
         self.norm1 = make_norm(norm, d, eps, bias=bias)
         self.norm2 = make_norm(norm, d, eps, bias=bias)
 
+    @classmethod
+    def of(
+        cls, attention: SelfAttention, ffn: FFN, norm1: nn.Module, norm2: nn.Module, *, place: NormPlace
+    ) -> TransformerBlock:
+        """A block of parts that exist: for families whose attention has more to say than `__init__` asks."""
+        block = cls.__new__(cls)
+        nn.Module.__init__(block)
+        block.place = place
+        block.attention, block.ffn, block.norm1, block.norm2 = attention, ffn, norm1, norm2
+        return block
+
     def forward(self, tokens: Tensor, seq_lens: Tensor) -> Tensor:
         """Map (N, d) and (S,) to (N, d)."""
         out: Tensor

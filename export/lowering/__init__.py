@@ -6,9 +6,10 @@ of intents registers its bodies here; this package knows neither torch nor files
 
 from __future__ import annotations
 
-from export.lowering import attention
+from export.lowering import attention, rotary
 from export.lowering.registry import Body, BodyMaker, Provider, lower, register_body
 
 attention.register()
+rotary.register()
 
 __all__ = ["Body", "BodyMaker", "Provider", "lower", "register_body"]
