@@ -16,10 +16,12 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from export.errors import ProofError
-from export.neighbours import WINDOWS, poisoned_parts, random_probes, random_rows, settings
+from export.neighbours import WINDOWS, Parts, poisoned_rows, random_rows
 from service.manifest import Certificate, Kind
+from service.memory import Memory
 from service.packing import Float32, Int64
 from service.recheck import Run, difference, run_window, same_bits
+from service.session import run_packed
 
 # Drift beyond rounding: a whole-tensor int8 scale moves a token by 1e-2 and more, float32 kernels by 1e-6.
 DEPENDENT: Final = 1e-3
@@ -42,12 +44,10 @@ class Comparison:
 
 
 def runner(session: ort.InferenceSession) -> Run:
-    """The session as a function of tokens (n, d_in) and seq_lens (s,) or None."""
+    """The session as a function of tokens (n, d_in), seq_lens (s,) or None, and memory or None."""
 
-    def run(tokens: Float32, seq_lens: Int64 | None) -> Float32:
-        feeds = {"tokens": tokens} if seq_lens is None else {"tokens": tokens, "seq_lens": seq_lens}
-        out: Float32 = session.run(["out"], feeds)[0]
-        return out
+    def run(tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None, /) -> Float32:
+        return run_packed(session, tokens, seq_lens, memory)
 
     return run
 
@@ -57,6 +57,7 @@ def certify(
     kind: Kind,
     d_in: int,
     *,
+    d_memory: int | None = None,
     seed: int,
     facts: dict[str, str],
     quantized: bool = False,
@@ -66,6 +67,7 @@ def certify(
     """Measure `session` and state what was seen; the same seed gives the same windows.
 
     Args:
+        d_memory: width of the memory that every sequence has; None: the model takes none.
         facts: what the result depends on besides the file (`service.session.session_facts`).
         quantized: whether a NaN or Inf could be lost on the way, so that it must be looked for.
         fp32: the float32 variant of the same module: where it gives no finite number, `session` may give none. Without
@@ -75,7 +77,16 @@ def certify(
     Raises:
         ProofError: `session` gives plausible numbers for NaN or Inf.
     """
-    found = compare(session, kind, d_in, seed=seed, quantized=quantized, fp32=fp32, other_threads=other_threads)
+    found = compare(
+        session,
+        kind,
+        d_in,
+        d_memory=d_memory,
+        seed=seed,
+        quantized=quantized,
+        fp32=fp32,
+        other_threads=other_threads,
+    )
     for comparison in found:
         if comparison.name in (AS_FP32, NO_NUMBERS) and comparison.counter_example is not None:
             raise ProofError(comparison.counter_example)
@@ -101,6 +112,7 @@ def compare(
     kind: Kind,
     d_in: int,
     *,
+    d_memory: int | None = None,
     seed: int,
     quantized: bool = False,
     fp32: ort.InferenceSession | None = None,
@@ -109,12 +121,13 @@ def compare(
     """The comparisons behind `certify`, each with its first counter-example."""
     run = runner(session)
     rng = np.random.default_rng(seed)
-    probes = random_probes(kind, d_in, rng)
+    drawn = Parts(kind, d_in, d_memory, rng)
+    probes = drawn.probes()
     alone = [run_window(run, kind, [probe])[0] for probe in probes]
     other = None if other_threads is None else runner(other_threads)
     threaded = [] if other is None else list(zip(alone, (run_window(other, kind, [p])[0] for p in probes), strict=True))
     found = []
-    for setting in settings(kind, d_in, rng):
+    for setting in drawn.settings():
         pairs = []
         for parts, places in setting.windows(probes, rng):
             outs = run_window(run, kind, parts)
@@ -125,7 +138,7 @@ def compare(
     if other is not None:
         found.append(_measure("another number of threads", threaded))
     if quantized or fp32 is not None:
-        found += _non_finite(run, None if fp32 is None else runner(fp32), kind, d_in, rng)
+        found += _non_finite(run, None if fp32 is None else runner(fp32), drawn)
     return found
 
 
@@ -179,13 +192,13 @@ def _measure(name: str, pairs: Sequence[tuple[Float32, Float32]]) -> Comparison:
     )
 
 
-def _non_finite(run: Run, fp32: Run | None, kind: Kind, d_in: int, rng: np.random.Generator) -> Iterator[Comparison]:
-    parts = poisoned_parts(kind, d_in, rng)
-    got = np.concatenate(run_window(run, kind, parts))
+def _non_finite(run: Run, fp32: Run | None, drawn: Parts) -> Iterator[Comparison]:
+    parts = drawn.poisoned()
+    got = np.concatenate(run_window(run, drawn.kind, parts))
     if fp32 is not None:
-        expected = np.concatenate(run_window(fp32, kind, parts))
+        expected = np.concatenate(run_window(fp32, drawn.kind, parts))
         yield _no_numbers(AS_FP32, got, ~np.isfinite(expected), lambda at: f", in fp32 {expected[at]!s}")
-    poisoned = ~np.isfinite(np.concatenate(parts)).all(axis=1, keepdims=True)
+    poisoned = np.concatenate([poisoned_rows(part) for part in parts])[:, None]
     anywhere = _no_numbers(NO_NUMBERS, got, np.broadcast_to(poisoned, got.shape), lambda at: "")
     # A module may give numbers for such rows by design, in fp32 too: then this is no property to state.
     if fp32 is None or anywhere.counter_example is None:

@@ -1,7 +1,8 @@
 """The windows of the certificate: the neighbours that provoke whatever couples rows. Pure numpy; it runs nothing.
 
 Kernels that change with the number of rows, scales over a whole tensor, padding and masks over ragged sequences, NaN
-and Inf that spread: each has a setting here.
+and Inf that spread: each has a setting here. A part is a row, or a sequence with its own memory where the model takes
+one; what is loud, bad or long in a neighbour's tokens is so in its memory too.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from service.manifest import Kind
 from service.packing import Float32
+from service.recheck import Part
 
 WINDOWS: Final = (2, 7, 64, 257)  # rows; 257 crosses every tile and leaves one over
 _SEQUENCE_WINDOWS: Final = (2, 7, 40)  # sequences
@@ -25,6 +28,8 @@ _LARGE_LONGEST: Final = 512  # tokens of one sequence of the largest window
 _LOUD: Final = (30, 1000)
 _BAD: Final = {"NaN": (np.nan,), "Inf": (np.inf, -np.inf)}
 
+Bool = npt.NDArray[np.bool_]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
@@ -32,12 +37,10 @@ class Setting:
 
     name: str
     parts: int
-    neighbours: list[Float32]
-    always: list[Float32]  # neighbours that every window has
+    neighbours: list[Part]
+    always: list[Part]  # neighbours that every window has
 
-    def windows(
-        self, probes: Sequence[Float32], rng: np.random.Generator
-    ) -> Iterator[tuple[list[Float32], dict[int, int]]]:
+    def windows(self, probes: Sequence[Part], rng: np.random.Generator) -> Iterator[tuple[list[Part], dict[int, int]]]:
         """Windows that hold each probe once, at a random place: the parts, and probe -> its place among them."""
         group = max(1, min(len(probes), self.parts // 2))
         for start in range(0, len(probes), group):
@@ -49,58 +52,94 @@ class Setting:
             yield [parts[int(i)] for i in order], {member: int(place[n]) for n, member in enumerate(members)}
 
 
-def random_rows(rng: np.random.Generator, rows: int, d_in: int) -> Float32:
-    """N(0, 1), float32 (rows, d_in)."""
-    return rng.standard_normal((rows, d_in), dtype=np.float32)
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Makes N(0, 1) parts for one kind of model."""
+
+    kind: Kind
+    d_in: int
+    d_memory: int | None
+    rng: np.random.Generator
+
+    def draw(self, tokens: int, memory: int | None = None) -> Part:
+        """A part of `tokens` rows; its memory, if the model takes one, has `memory` rows (None: 1 to 23)."""
+        rows = random_rows(self.rng, tokens, self.d_in)
+        if self.d_memory is None:
+            return Part(rows)
+        return Part(rows, random_rows(self.rng, memory or int(self.rng.integers(1, 24)), self.d_memory))
+
+    def probes(self) -> list[Part]:
+        """The parts to follow: single rows, or sequences of prime lengths and of one token, and memories likewise."""
+        lengths = _LENGTHS if self.kind == "sequence" else (1,) * _ROWS
+        return [self.draw(tokens, memory) for tokens, memory in zip(lengths, reversed(lengths), strict=True)]
+
+    def settings(self) -> Iterator[Setting]:
+        """Every kind of window that the certificate has a line for."""
+        rng, sequences = self.rng, self.kind == "sequence"
+        noun = "sequences" if sequences else "rows"
+        lengths = rng.integers(1, 24, 64) if sequences else np.ones(WINDOWS[-1], np.int64)
+        calm = [self.draw(int(length)) for length in lengths]
+        for parts in _SEQUENCE_WINDOWS if sequences else WINDOWS:
+            yield Setting(f"among random neighbours, {parts} {noun}", parts, calm, [])
+        yield self._large(calm)
+        few, crowd = calm[:_ROWS], 40 if sequences else 64
+        for factor in _LOUD:
+            yield Setting(f"beside {noun} {factor}x larger", crowd, [_louder(part, factor) for part in few], [])
+        for name, values in _BAD.items():
+            yield Setting(f"beside {noun} with {name}", crowd, _poison(few, values, rng), [])
+        if sequences:
+            short, long = [self.draw(1, 1) for _ in range(crowd)], self.draw(_LONGEST, _LONGEST)
+            yield Setting("one long sequence beside many short", crowd, short, [long])
+
+    def _large(self, calm: list[Part]) -> Setting:
+        """One window of `_LARGE` tokens for all the parts that are followed; neighbours repeat."""
+        if self.kind == "position-wise":
+            return Setting(f"among random neighbours, {_LARGE} rows", _LARGE, calm, [])
+        long = self.draw(_LARGE_LONGEST, _LARGE_LONGEST)
+        average = sum(len(part.tokens) for part in calm) / len(calm)
+        parts = len(_LENGTHS) + 1 + round((_LARGE - _LARGE_LONGEST - sum(_LENGTHS)) / average)
+        return Setting(
+            f"among random neighbours, about {_LARGE} tokens in sequences of up to {_LARGE_LONGEST}",
+            parts,
+            calm,
+            [long],
+        )
+
+    def poisoned(self) -> list[Part]:
+        """Parts that each hold a NaN, an Inf or a -Inf."""
+        lengths = (1, 2, 3, 5) * 3 if self.kind == "sequence" else (1,) * _ROWS
+        values = [value for group in _BAD.values() for value in group]
+        return _poison([self.draw(length) for length in lengths], values, self.rng)
 
 
-def random_probes(kind: Kind, d_in: int, rng: np.random.Generator) -> list[Float32]:
-    """The parts to follow: single rows, or sequences of prime lengths and of one token."""
-    return [random_rows(rng, length, d_in) for length in (_LENGTHS if kind == "sequence" else (1,) * _ROWS)]
+def random_rows(rng: np.random.Generator, rows: int, width: int) -> Float32:
+    """N(0, 1), float32 (rows, width)."""
+    return rng.standard_normal((rows, width), dtype=np.float32)
 
 
-def settings(kind: Kind, d_in: int, rng: np.random.Generator) -> Iterator[Setting]:
-    """Every kind of window that the certificate has a line for."""
-    noun = "sequences" if kind == "sequence" else "rows"
-    lengths = rng.integers(1, 24, 64) if kind == "sequence" else np.ones(WINDOWS[-1], np.int64)
-    calm = [random_rows(rng, int(length), d_in) for length in lengths]
-    for parts in _SEQUENCE_WINDOWS if kind == "sequence" else WINDOWS:
-        yield Setting(f"among random neighbours, {parts} {noun}", parts, calm, [])
-    yield _large(kind, calm, rng)
-    few, crowd = calm[:_ROWS], 40 if kind == "sequence" else 64
-    for factor in _LOUD:
-        yield Setting(f"beside {noun} {factor}x larger", crowd, [np.float32(factor) * part for part in few], [])
-    for name, values in _BAD.items():
-        yield Setting(f"beside {noun} with {name}", crowd, _poison(few, values, rng), [])
-    if kind == "sequence":
-        short, long = [random_rows(rng, 1, d_in) for _ in range(crowd)], random_rows(rng, _LONGEST, d_in)
-        yield Setting("one long sequence beside many short", crowd, short, [long])
+def poisoned_rows(part: Part) -> Bool:
+    """Which tokens of `part` a NaN or Inf reaches at once: their own, or one in the memory they attend to."""
+    if part.memory is not None and not np.isfinite(part.memory).all():
+        return np.ones(len(part.tokens), np.bool_)
+    return np.asarray(~np.isfinite(part.tokens).all(axis=1))
 
 
-def _large(kind: Kind, calm: list[Float32], rng: np.random.Generator) -> Setting:
-    """One window of `_LARGE` tokens for all the parts that are followed; neighbours repeat."""
-    if kind == "position-wise":
-        return Setting(f"among random neighbours, {_LARGE} rows", _LARGE, calm, [])
-    long = random_rows(rng, _LARGE_LONGEST, calm[0].shape[1])
-    average = sum(map(len, calm)) / len(calm)
-    parts = len(_LENGTHS) + 1 + round((_LARGE - _LARGE_LONGEST - sum(_LENGTHS)) / average)
-    return Setting(
-        f"among random neighbours, about {_LARGE} tokens in sequences of up to {_LARGE_LONGEST}", parts, calm, [long]
-    )
+def _louder(part: Part, factor: int) -> Part:
+    memory = None if part.memory is None else np.float32(factor) * part.memory
+    return Part(np.float32(factor) * part.tokens, memory)
 
 
-def poisoned_parts(kind: Kind, d_in: int, rng: np.random.Generator) -> list[Float32]:
-    """Parts that each hold a NaN, an Inf or a -Inf."""
-    lengths = (1, 2, 3, 5) * 3 if kind == "sequence" else (1,) * _ROWS
-    values = [value for group in _BAD.values() for value in group]
-    return _poison([random_rows(rng, length, d_in) for length in lengths], values, rng)
+def _poison(parts: Sequence[Part], values: Sequence[float], rng: np.random.Generator) -> list[Part]:
+    """Copies of `parts` with one bad element each; every fourth has a whole bad row.
 
-
-def _poison(parts: Sequence[Float32], values: Sequence[float], rng: np.random.Generator) -> list[Float32]:
-    """Copies of `parts` with one bad element each; every fourth has a whole bad row."""
-    copies = [part.copy() for part in parts]
+    Of four parts with a memory two have it there: one element and one whole row.
+    """
+    copies = [Part(part.tokens.copy(), None if part.memory is None else part.memory.copy()) for part in parts]
     for index, part in enumerate(copies):
-        row = int(rng.integers(len(part)))
-        column = slice(None) if index % 4 == 0 else int(rng.integers(part.shape[1]))
-        part[row, column] = values[index % len(values)]
+        rows, whole = part.tokens, index % 4 == 0
+        if part.memory is not None and index % 4 >= 2:
+            rows, whole = part.memory, index % 4 == 2
+        row = int(rng.integers(len(rows)))
+        column = slice(None) if whole else int(rng.integers(rows.shape[1]))
+        rows[row, column] = values[index % len(values)]
     return copies

@@ -20,8 +20,9 @@ import numpy as np
 
 from service.engine import Window
 from service.errors import DeadlineExceeded, EngineFailed, QueueFull, TooLarge
+from service.memory import Memory, piece_memory
 from service.metrics import Metrics
-from service.packing import Float32, Int64, Piece, piece_seq_lens, plan_window, split
+from service.packing import Float32, Int64, Piece, piece_load, piece_seq_lens, plan_window, split
 from service.request import Answer, Bounds, Client, ClientGone, Lane, Outcome, Request, ServedModel
 
 log = logging.getLogger("tokenslab.batcher")
@@ -75,15 +76,16 @@ class Batcher:
         seq_lens: Int64 | None,
         client: Client,
         timeout_s: float | None = None,
+        memory: Memory | None = None,
     ) -> Answer:
         """`enqueue` for those who can await: returns the answer or raises its error; withdrawn when cancelled."""
         future: asyncio.Future[Answer] = self._loop.create_future()
-        request = self.enqueue(model, tokens, seq_lens, client, timeout_s, done=partial(_resolve, future))
+        request = self.enqueue(model, tokens, seq_lens, client, timeout_s, memory, done=partial(_resolve, future))
         try:
             return await future
         finally:
             self.withdraw(request)
-            del request, future, tokens  # an exception's traceback keeps this frame: it must not keep the body
+            del request, future, tokens, memory  # an exception's traceback keeps this frame: it must not keep the body
 
     def enqueue(
         self,
@@ -92,10 +94,14 @@ class Batcher:
         seq_lens: Int64 | None,
         client: Client,
         timeout_s: float | None = None,
+        memory: Memory | None = None,
         *,
         done: Callable[[Outcome], None],
     ) -> Request:
         """Run `tokens` (rows >= 1, d_in) through `model`; `seq_lens` (sequences,), all positive, add up to rows.
+
+        `memory`, for models that take one, has an entry for each of `seq_lens`; its rows count as tokens do, in the
+        queue and in windows.
 
         `done` is called once with what became of it, on the event loop and never before this returns: an Answer,
         DeadlineExceeded (the service's timeout, or a shorter `timeout_s`), EngineFailed (its window failed) or
@@ -107,17 +113,24 @@ class Batcher:
             QueueFull: it cannot be admitted now.
         """
         rows, bounds = len(tokens), self._bounds
-        if rows > bounds.queue_tokens:
-            raise TooLarge(f"tokens: {rows} in one request, the queue holds {bounds.queue_tokens} (max_queue_tokens)")
+        load = rows if memory is None else rows + len(memory.rows)
+        if load > bounds.queue_tokens:
+            what = "tokens" if memory is None else "tokens and memory"
+            raise TooLarge(f"{what}: {load} in one request, the queue holds {bounds.queue_tokens} (max_queue_tokens)")
         longest = 0 if seq_lens is None else int(seq_lens.max())
         if longest > bounds.sequence_tokens:
             raise TooLarge(
                 f"seq_lens: a sequence of {longest} tokens, the longest allowed is {bounds.sequence_tokens} "
                 "(max_sequence_tokens)"
             )
-        if self.open_tokens + rows > bounds.queue_tokens:
+        if memory is not None and (longest := int(memory.seq_lens.max())) > bounds.sequence_tokens:
+            raise TooLarge(
+                f"memory_seq_lens: a memory of {longest} rows, the longest allowed is {bounds.sequence_tokens} "
+                "(max_sequence_tokens)"
+            )
+        if self.open_tokens + load > bounds.queue_tokens:
             raise QueueFull(
-                f"{self.open_tokens} tokens wait; {rows} more would exceed max_queue_tokens, {bounds.queue_tokens}"
+                f"{self.open_tokens} tokens wait; {load} more would exceed max_queue_tokens, {bounds.queue_tokens}"
             )
         now = self._clock()
         timeout = bounds.timeout_s if timeout_s is None else min(timeout_s, bounds.timeout_s)
@@ -125,13 +138,16 @@ class Batcher:
         lane = self._lanes.get(model)
         if lane is None:
             lane = self._lanes[model] = Lane(model)
-        request = Request(lane, tokens, rows, ends, client, done, now, now + timeout, now)
+        request = Request(lane, tokens, rows, ends, client, done, now, now + timeout, now, load=load)
+        if memory is not None:
+            assert ends is not None
+            request.memory, request.load_ends = memory, ends + memory.ends
         lane.queue.append(request)
         lane.open += 1
-        lane.tokens += rows
+        lane.tokens += load
         self._open.add(request)
         self.accepted += 1
-        self.open_tokens += rows
+        self.open_tokens += load
         self._watch(request.deadline)
         if not self._running and self._soon is None:
             self._start_collecting()
@@ -168,10 +184,10 @@ class Batcher:
         lane.open -= 1
         if not lane.open and self._retired and lane.model in self._retired:
             self._loop.call_soon(self._forget, lane)  # not now: the lanes may be being walked
-        self.open_tokens -= request.rows
-        request.lane.tokens -= request.rows - request.taken
+        self.open_tokens -= request.load
+        lane.tokens -= piece_load(request, request.taken, request.rows)
         request.taken = request.rows
-        request.tokens, request.out, request.done = _NO_TOKENS, None, None
+        request.tokens, request.memory, request.out, request.done = _NO_TOKENS, None, None, None
 
     def _settle(self, request: Request, outcome: Outcome) -> None:
         """Tell whoever waits for it what became of it, the first time that something did."""
@@ -252,14 +268,18 @@ class Batcher:
             return
         now = self._clock()
         for piece in pieces:
-            lane.tokens -= piece.stop - piece.start
+            lane.tokens -= piece_load(*piece)
             if piece.stop < piece.request.rows:
                 piece.request.queued = now
         ragged = [piece_seq_lens(p.request.ends, p.start, p.stop) for p in pieces if p.request.ends is not None]
         lens = np.concatenate(ragged) if ragged else None
         parts = [p.request.tokens[p.start : p.stop] for p in pieces]
+        window = Window(lane.model, parts, lens, sum(map(len, parts)), self._on_engine_thread)
+        if lane.model.memory_slab is not None:
+            window.memory = _memory_of(pieces)
+            window.memory_rows = sum(len(part.rows) for part in window.memory)
         self._running = pieces
-        self._submit(Window(lane.model, parts, lens, sum(map(len, parts)), self._on_engine_thread))
+        self._submit(window)
 
     def _on_engine_thread(self, window: Window) -> None:
         with suppress(RuntimeError):  # a loop that was closed meanwhile has nobody left to answer
@@ -269,7 +289,7 @@ class Batcher:
         pieces, self._running = self._running, []
         lane = pieces[0].request.lane
         self._compute_s = window.finished - window.started
-        lane.token_s = self._compute_s / window.rows
+        lane.token_s = self._compute_s / (window.rows + window.memory_rows)
         if self._enough():
             self._take()  # the engine first: it computes while the answers are written
         elif self._soon is None:
@@ -345,3 +365,12 @@ def _resolve(future: asyncio.Future[Answer], outcome: Outcome) -> None:
         future.set_result(outcome)
     else:
         future.set_exception(outcome)
+
+
+def _memory_of(pieces: list[Piece[Request]]) -> list[Memory]:
+    memories = []
+    for request, start, stop in pieces:
+        assert request.memory is not None
+        assert request.ends is not None
+        memories.append(piece_memory(request.memory, request.ends, start, stop))
+    return memories

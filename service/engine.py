@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from service.memory import Memory, pack_memory
 from service.packing import Float32, Int64, pack
 
 log = logging.getLogger("tokenslab.engine")
@@ -31,8 +32,12 @@ class Runnable(Protocol):
     def slab(self) -> Float32:
         """(capacity, d_in), written anew for every window."""
 
-    def run(self, tokens: Float32, seq_lens: Int64 | None) -> Float32:
-        """(rows, d_in) and, for sequences, their lengths -> (rows, d_out)."""
+    @property
+    def memory_slab(self) -> Float32 | None:
+        """(capacity, d_memory), likewise; None: the model takes no memory."""
+
+    def run(self, tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None) -> Float32:
+        """(rows, d_in) and, for sequences, their lengths and memory -> (rows, d_out)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +53,8 @@ class Window:
     finished: float = 0.0
     out: Float32 | None = None
     error: BaseException | None = field(default=None)
+    memory: list[Memory] | None = None  # of each part, where the model takes one
+    memory_rows: int = 0
 
 
 class EngineStopped(Exception):
@@ -120,13 +127,17 @@ class Engine:
             except BaseException as error:  # noqa: BLE001 - whatever the run raises fails this window, not the engine
                 window.error = error
             window.finished = time.perf_counter()
-            window.parts = []  # the bodies are no longer needed
+            window.parts, window.memory = [], None  # the bodies are no longer needed
             window.done(window)
             del window
 
     @staticmethod
     def _run(window: Window) -> Float32:
-        out = window.model.run(pack(window.parts, window.model.slab), window.seq_lens)
+        model, memory = window.model, None
+        if window.memory is not None:
+            assert model.memory_slab is not None
+            memory = pack_memory(window.memory, model.memory_slab)
+        out = model.run(pack(window.parts, model.slab), window.seq_lens, memory)
         if out.dtype != np.float32 or len(out) != window.rows:
             raise RuntimeError(f"the model returned {out.dtype} {out.shape} for {window.rows} rows")
         return out

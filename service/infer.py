@@ -127,7 +127,9 @@ class Infer:
             name, version = parts[3], parts[5] if len(parts) == 7 else None
             model = self._repository.get(name, version)
             manifest = model.manifest
-            signature = Signature(name, model.version, manifest.d_in, manifest.d_out, model.has_sequences)
+            signature = Signature(
+                name, model.version, manifest.d_in, manifest.d_out, model.has_sequences, manifest.d_memory
+            )
             route = self._routes[path] = (model, signature)  # known paths only, so it cannot grow without bound
         return route
 
@@ -143,7 +145,9 @@ class Infer:
             )
         if not len(request.tokens):
             return Answer(np.empty((0, model.manifest.d_out), np.float32), 0.0, 0.0, 0)
-        return await self._batcher.submit(model, request.tokens, request.seq_lens, client, request.timeout_s)
+        return await self._batcher.submit(
+            model, request.tokens, request.seq_lens, client, request.timeout_s, request.memory
+        )
 
 
 def is_infer(path: str) -> bool:

@@ -16,6 +16,7 @@ import onnxruntime as ort
 
 from service.errors import BundleError
 from service.manifest import MANIFEST, Manifest, Variant, read_manifest
+from service.memory import Memory
 from service.model import Model
 from service.packing import Float32, Limits
 from service.recheck import holds
@@ -97,7 +98,9 @@ def _load_variant(folder: Path, manifest: Manifest, variant: Variant, settings: 
     slab = np.empty((settings.max_window_tokens, manifest.d_in), np.float32)
     limits = _limits(manifest.name, variant, settings)
     label = f"{manifest.name}-{variant.precision}"
-    model = Model(label, str(manifest.version), manifest, variant, session, slab, limits)
+    # The budget counts memory rows as tokens, so a window within it has room for them here.
+    memory_slab = None if manifest.d_memory is None else np.empty((len(slab), manifest.d_memory), np.float32)
+    model = Model(label, str(manifest.version), manifest, variant, session, slab, limits, memory_slab)
     _warm_up(path, model, lambda *inputs: between(partial(model.run, *inputs)), settings.max_sequence_tokens)
     log.info(
         "loaded %s version %s on %s: certificate %s, %.1f MB, %.2f s",
@@ -117,6 +120,9 @@ def _check_signature(path: Path, session: ort.InferenceSession, manifest: Manife
     wanted: dict[str, tuple[str, int | None]] = {"tokens": ("tensor(float)", manifest.d_in)}
     if manifest.kind == "sequence":
         wanted["seq_lens"] = ("tensor(int64)", None)
+    if manifest.d_memory is not None:
+        wanted["memory"] = ("tensor(float)", manifest.d_memory)
+        wanted["memory_seq_lens"] = ("tensor(int64)", None)
     found = {i.name: (i.type, i.shape[1] if len(i.shape) > 1 else None) for i in session.get_inputs()}
     if found != wanted:
         raise BundleError(f"{path}: its inputs are {found}, the manifest says {wanted}")
@@ -127,14 +133,15 @@ def _check_signature(path: Path, session: ort.InferenceSession, manifest: Manife
 
 def _warm_up(path: Path, model: Model, run: Callable[..., Float32], longest: int) -> None:
     """Run the sizes that traffic will bring, and check the certificate's claim on a sample of rows here and now."""
-    window = len(model.slab)
+    # Memory rows take room too, and a run gives each sequence as many as it has tokens.
+    window = len(model.slab) if model.manifest.d_memory is None else max(1, len(model.slab) // 2)
     _run_once(path, model, run, [1])
     whole, rest = divmod(window, longest)
     _run_once(path, model, run, [longest] * whole + ([rest] if rest else []))
     if model.has_sequences and longest > window:
         _run_once(path, model, run, [longest])
     if model.certificate.kind == "exact":
-        broken = holds(run, model.manifest.kind, model.manifest.d_in)
+        broken = holds(run, model.manifest.kind, model.manifest.d_in, d_memory=model.manifest.d_memory)
         if broken is not None:
             raise BundleError(
                 f"{path}: its certificate says exact, but not on this machine: {broken}. "
@@ -143,9 +150,12 @@ def _warm_up(path: Path, model: Model, run: Callable[..., Float32], longest: int
 
 
 def _run_once(path: Path, model: Model, run: Callable[..., Float32], lens: list[int]) -> None:
-    rows = sum(lens)
-    tokens = np.random.default_rng(0).standard_normal((rows, model.manifest.d_in), dtype=np.float32)
+    """One window of `lens` tokens; a memory is as long as its sequence."""
+    rows, rng, memory = sum(lens), np.random.default_rng(0), None
+    tokens = rng.standard_normal((rows, model.manifest.d_in), dtype=np.float32)
+    if model.manifest.d_memory is not None:
+        memory = Memory(rng.standard_normal((rows, model.manifest.d_memory), dtype=np.float32), np.cumsum(lens))
     try:
-        run(tokens, np.array(lens, np.int64) if model.has_sequences else None)
+        run(tokens, np.array(lens, np.int64) if model.has_sequences else None, memory)
     except Exception as cause:
         raise BundleError(f"{path}: it loads but does not run at {rows} tokens: {cause}") from cause

@@ -76,6 +76,9 @@ class Manifest(Strict):
     )
     d_in: int = Field(ge=1, description="width of `tokens`")
     d_out: int = Field(ge=1, description="width of `out`")
+    d_memory: int | None = Field(
+        None, ge=1, description="width of `memory`, one per sequence with `memory_seq_lens`; null: the model takes none"
+    )
     default_precision: Precision
     parameters: int = Field(ge=1)
     flops_per_token: int = Field(ge=0, description="2 x multiply-adds of the weight matmuls per token")
@@ -93,6 +96,8 @@ class Manifest(Strict):
             raise ValueError("variants: two variants share a precision and a provider")
         if self.default_precision not in {v.precision for v in self.variants}:
             raise ValueError(f"default_precision: no variant has precision {self.default_precision!r}")
+        if self.d_memory is not None and self.kind != "sequence":
+            raise ValueError("d_memory: a memory belongs to a sequence, and this bundle is position-wise")
         if self.name in RESERVED:
             raise ValueError(f"name: {self.name!r} is reserved by the protocol")
         return self

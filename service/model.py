@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 import onnxruntime as ort
 
 from service.manifest import Certificate, Manifest, Variant
+from service.memory import Memory
 from service.packing import Float32, Int64, Limits
+from service.session import run_packed
 from service.statistics import ModelStatistics
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Model:
-    """One variant, warm and ready: `tokens (rows, d_in)` [and `seq_lens (sequences,)`] -> `out (rows, d_out)`."""
+    """One variant, warm and ready: `tokens (rows, d_in)` [, `seq_lens` [, memory]] -> `out (rows, d_out)`."""
 
     label: str  # <name>-<precision>, in metrics and logs
     version: str
@@ -22,6 +24,7 @@ class Model:
     session: ort.InferenceSession
     slab: Float32
     limits: Limits
+    memory_slab: Float32 | None = None  # (capacity, d_memory), where the model takes a memory
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
 
     @property
@@ -32,10 +35,9 @@ class Model:
     def certificate(self) -> Certificate:
         return self.variant.certificate
 
-    def run(self, tokens: Float32, seq_lens: Int64 | None) -> Float32:
+    def run(self, tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None) -> Float32:
         """One `session.run`; raises whatever ONNX Runtime raises."""
-        feeds = {"tokens": tokens} if seq_lens is None else {"tokens": tokens, "seq_lens": seq_lens}
-        out: Float32 = self.session.run(["out"], feeds)[0]
+        out = run_packed(self.session, tokens, seq_lens, memory)
         if out.shape != (len(tokens), self.manifest.d_out):
             raise RuntimeError(f"{self.label}: out is {out.shape}, expected {(len(tokens), self.manifest.d_out)}")
         return out

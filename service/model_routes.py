@@ -73,6 +73,9 @@ def _metadata(name: str, model: Model, versions: tuple[str, ...]) -> dict[str, A
     inputs = [{"name": "tokens", "datatype": "FP32", "shape": [-1, manifest.d_in]}]
     if model.has_sequences:
         inputs.append({"name": "seq_lens", "datatype": "INT64", "shape": [-1]})
+    if manifest.d_memory is not None:
+        inputs.append({"name": "memory", "datatype": "FP32", "shape": [-1, manifest.d_memory]})
+        inputs.append({"name": "memory_seq_lens", "datatype": "INT64", "shape": [-1]})
     return {
         "name": name,
         "versions": list(versions),

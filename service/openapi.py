@@ -31,9 +31,12 @@ _SCHEMAS: Final[dict[str, Any]] = {
     "InferInput": {
         "type": "object",
         "required": ["name", "datatype", "shape"],
-        "description": "`tokens` FP32 [tokens, d] or [batch, seq, d]; `seq_lens` INT64 or INT32 [sequences]",
+        "description": "`tokens` FP32 [tokens, d] or [batch, seq, d]; `seq_lens` INT64 or INT32 [sequences]. Models "
+        "with cross-attention: also `memory` FP32 [m, d_memory], or [batch, mem, d_memory] beside a batch, and "
+        "`memory_seq_lens` INT64 or INT32 [sequences], at least 1 each; not needed where every memory has `mem` rows, "
+        "or there is one",
         "properties": {
-            "name": {"type": "string", "enum": ["tokens", "seq_lens"]},
+            "name": {"type": "string", "enum": ["tokens", "seq_lens", "memory", "memory_seq_lens"]},
             "datatype": {"type": "string", "enum": ["FP32", "INT64", "INT32"]},
             "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
             "data": _NUMBERS,
@@ -55,7 +58,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "inputs": {
                 "type": "array",
                 "minItems": 1,
-                "maxItems": 2,
+                "maxItems": 4,
                 "items": {"$ref": "#/components/schemas/InferInput"},
             },
             "outputs": {

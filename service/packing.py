@@ -24,6 +24,7 @@ class Pending(Protocol):
     rows: int  # tokens of the whole request, at least 1
     taken: int  # tokens already given to windows
     ends: Int64 | None  # where each sequence ends, in rows; None: rows are independent and may be cut anywhere
+    load_ends: Int64 | None  # the same in the budget's units, where a sequence takes more than its rows
 
 
 P = TypeVar("P", bound=Pending)
@@ -41,7 +42,7 @@ class Piece(NamedTuple, Generic[P]):
 class Limits:
     """What one window may hold."""
 
-    tokens: int  # budget; one longer sequence runs alone
+    tokens: int  # budget, in tokens and memory rows; one longer sequence runs alone
     requests: int | None = None  # None: any number
     divisible: bool = True  # False: a request is never split over windows
 
@@ -64,7 +65,7 @@ def plan_window(queue: deque[P], limits: Limits, dropped: Callable[[P], bool] = 
         if dropped(request):
             queue.popleft()
             continue
-        count = _fitting(request, room, limits, alone=not pieces)
+        count, load = _fitting(request, room, limits, alone=not pieces)
         if count == 0:
             break
         queue.popleft()
@@ -73,13 +74,41 @@ def plan_window(queue: deque[P], limits: Limits, dropped: Callable[[P], bool] = 
         if piece.stop < request.rows:
             queue.append(request)
         pieces.append(piece)
-        room -= count
+        room -= load
         left -= 1
     return pieces
 
 
-def _fitting(request: Pending, room: int, limits: Limits, *, alone: bool) -> int:
-    """Rows of `request` for a window with `room` left; `alone`: the window is still empty."""
+def piece_load(request: Pending, start: int, stop: int) -> int:
+    """What rows `start:stop` of `request` take of a window's budget; with `load_ends`, they lie on sequence borders."""
+    if request.ends is None or request.load_ends is None:
+        return stop - start
+    first, last = np.searchsorted(request.ends, (start, stop), side="right")
+    before = int(request.load_ends[first - 1]) if first else 0
+    return int(request.load_ends[last - 1]) - before if last > first else 0
+
+
+def _fitting(request: Pending, room: int, limits: Limits, *, alone: bool) -> tuple[int, int]:
+    """Rows of `request` for a window with `room` left, and what they take of it; `alone`: the window is still empty."""
+    if request.ends is None or request.load_ends is None:
+        count = _fitting_rows(request, room, limits, alone=alone)
+        return count, count
+    first = int(np.searchsorted(request.ends, request.taken, side="right"))
+    before = int(request.load_ends[first - 1]) if first else 0
+    rest = int(request.load_ends[-1]) - before
+    if rest <= room or (alone and not limits.divisible):
+        return request.rows - request.taken, rest
+    if not limits.divisible or (request.taken == 0 and rest <= limits.tokens):
+        return 0, 0
+    stop = int(np.searchsorted(request.load_ends, before + room, side="right"))
+    if stop == first:
+        if not alone:
+            return 0, 0
+        stop += 1
+    return int(request.ends[stop - 1]) - request.taken, int(request.load_ends[stop - 1]) - before
+
+
+def _fitting_rows(request: Pending, room: int, limits: Limits, *, alone: bool) -> int:
     rest = request.rows - request.taken
     if rest <= room or (alone and not limits.divisible):
         return rest

@@ -6,21 +6,37 @@ ONNX Runtime nor a bundle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from service.manifest import Kind
+from service.memory import Memory
 from service.packing import Float32, Int64
 
-Run = Callable[[Float32, Int64 | None], Float32]  # tokens (n, d_in), seq_lens (s,) or None -> out (n, d_out)
+
+class Run(Protocol):
+    """A model: tokens (n, d_in), seq_lens (s,) or None, one memory per sequence or None -> out (n, d_out)."""
+
+    def __call__(self, tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None, /) -> Float32: ...
 
 
-def run_window(run: Run, kind: Kind, parts: Sequence[Float32]) -> list[Float32]:
-    """`parts`, each (n_i, d_in), packed into one window; their outputs, each (n_i, d_out)."""
-    lengths = np.array([len(part) for part in parts], np.int64)
-    out = run(np.concatenate(parts), lengths if kind == "sequence" else None)
+class Part(NamedTuple):
+    """What is followed through windows: a row, or a sequence with its memory where the model takes one."""
+
+    tokens: Float32  # (n, d_in)
+    memory: Float32 | None = None  # (m, d_memory)
+
+
+def run_window(run: Run, kind: Kind, parts: Sequence[Part]) -> list[Float32]:
+    """`parts`, each of n_i tokens, packed into one window; their outputs, each (n_i, d_out)."""
+    lengths = np.array([len(part.tokens) for part in parts], np.int64)
+    memories = [part.memory for part in parts if part.memory is not None]
+    memory = Memory(np.concatenate(memories), np.cumsum([len(rows) for rows in memories])) if memories else None
+    tokens = np.concatenate([part.tokens for part in parts])
+    out = run(tokens, lengths if kind == "sequence" else None, memory)
     return np.split(out, np.cumsum(lengths)[:-1])
 
 
@@ -40,8 +56,10 @@ def difference(alone: Float32, batched: Float32) -> str | None:
     return f"out[{row}, {column}] is {alone[row, column]!s} alone and {batched[row, column]!s} in the window"
 
 
-def holds(run: Run, kind: Kind, d_in: int, *, rows: int = 16, seed: int = 0) -> str | None:
+def holds(run: Run, kind: Kind, d_in: int, *, d_memory: int | None = None, rows: int = 16, seed: int = 0) -> str | None:
     """Run `rows` rows (or ragged sequences of as many) alone and in one window with outlier and NaN neighbours.
+
+    With `d_memory` every sequence has a ragged memory, and the neighbours' are outliers and NaN too.
 
     Returns None if every output is the same bits both times, else the first counter-example as text.
     """
@@ -49,13 +67,21 @@ def holds(run: Run, kind: Kind, d_in: int, *, rows: int = 16, seed: int = 0) -> 
     cuts = (
         np.sort(rng.choice(np.arange(1, rows), rows // 4, replace=False)) if kind == "sequence" else np.arange(1, rows)
     )
-    parts = np.split(rng.standard_normal((rows, d_in), dtype=np.float32), cuts)
-    loud = 1000 * rng.standard_normal((3, d_in), dtype=np.float32)
-    broken = np.full((1, d_in), np.nan, np.float32)
+    tokens = np.split(rng.standard_normal((rows, d_in), dtype=np.float32), cuts)
+    loud = Part(1000 * rng.standard_normal((3, d_in), dtype=np.float32))
+    broken = Part(np.full((1, d_in), np.nan, np.float32))
+    parts = [Part(part) for part in tokens]
+    if d_memory is not None:
+        lengths = rng.integers(1, rows, len(parts))
+        parts = [
+            Part(p.tokens, rng.standard_normal((n, d_memory), np.float32)) for p, n in zip(parts, lengths, strict=True)
+        ]
+        loud = Part(loud.tokens, 1000 * rng.standard_normal((2, d_memory), dtype=np.float32))
+        broken = Part(broken.tokens, np.full((5, d_memory), np.nan, np.float32))
     batched = run_window(run, kind, [loud, *parts, broken])[1:-1]
     for index, (part, inside) in enumerate(zip(parts, batched, strict=True)):
         found = difference(run_window(run, kind, [part])[0], inside)
         if found is not None:
             noun = "sequence" if kind == "sequence" else "row"
-            return f"{noun} {index} of {len(parts)} ({len(part)} tokens, seed {seed}): {found}"
+            return f"{noun} {index} of {len(parts)} ({len(part.tokens)} tokens, seed {seed}): {found}"
     return None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from service.memory import Memory
 from service.packing import Float32, Int64, Limits
 
 
@@ -31,7 +32,10 @@ class ServedModel(Protocol):
     @property
     def limits(self) -> Limits: ...
 
-    def run(self, tokens: Float32, seq_lens: Int64 | None) -> Float32: ...
+    @property
+    def memory_slab(self) -> Float32 | None: ...
+
+    def run(self, tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None) -> Float32: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,9 @@ class Request:
     queued: float  # when it joined the queue; anew when the rest of a cut request goes to its end
     taken: int = 0
     answered: int = 0
+    memory: Memory | None = None  # of each sequence
+    load: int = 0  # of the queue and of windows: tokens and memory rows
+    load_ends: Int64 | None = None
     out: Float32 | None = None  # assembled here when the request was cut
     queue_s: float = -1.0
     compute_s: float = 0.0
@@ -83,7 +90,7 @@ class Lane:
 
     model: ServedModel
     queue: deque[Request] = field(default_factory=deque)
-    tokens: int = 0  # not yet given to a window
+    tokens: int = 0  # not yet given to a window; memory rows count too
     open: int = 0  # requests accepted and not yet settled
     drained: asyncio.Future[None] | None = None  # for whoever waits until there are none
-    token_s: float = 0.0  # compute time per token in the last window
+    token_s: float = 0.0  # compute time for each of `tokens` in the last window

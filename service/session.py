@@ -12,6 +12,8 @@ from typing import Final, Literal
 import onnxruntime as ort
 
 from service.errors import BundleError, ProviderError
+from service.memory import Memory
+from service.packing import Float32, Int64
 
 Provider = Literal["cpu", "cuda"]
 
@@ -53,6 +55,19 @@ def open_session(path: Path, provider: Provider, threads: int) -> ort.InferenceS
     if got[0] != wanted:
         raise ProviderError(f"provider {provider!r} was asked for {path}, ONNX Runtime took {got[0]}")
     return session
+
+
+def run_packed(
+    session: ort.InferenceSession, tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None
+) -> Float32:
+    """One window by the names of a bundle's inputs: (n, d_in) -> `out` (n, d_out); raises what ONNX Runtime raises."""
+    feeds: dict[str, Float32 | Int64] = {"tokens": tokens}
+    if seq_lens is not None:
+        feeds["seq_lens"] = seq_lens
+    if memory is not None:
+        feeds["memory"], feeds["memory_seq_lens"] = memory.rows, memory.seq_lens
+    out: Float32 = session.run(["out"], feeds)[0]
+    return out
 
 
 def session_facts(threads: int) -> dict[str, str]:

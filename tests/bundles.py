@@ -53,10 +53,47 @@ def sequence_mean(d: int) -> onnx.ModelProto:
     return _model(nodes, {"axis": np.array([0], np.int64)}, d, sequences=True)
 
 
-def _model(nodes: list[Any], weights: dict[str, Any], d: int, *, sequences: bool) -> onnx.ModelProto:
+def memory_mean(d: int, d_memory: int, *, coupled: str = "", seed: int = 0) -> onnx.ModelProto:
+    """Each token plus the mean of its own sequence and a projection of the mean of its own memory.
+
+    With `coupled`, "tokens" or "memory", plus the largest number of that input in the whole window: a fault to find.
+    """
+    body = helper.make_graph(
+        [
+            helper.make_node("ReduceMean", ["part", "axis"], ["mean"], keepdims=1),
+            helper.make_node("Add", ["part", "mean"], ["sum"]),
+            helper.make_node("ReduceMean", ["remembered", "axis"], ["recalled"], keepdims=1),
+            helper.make_node("MatMul", ["recalled", "w"], ["projected"]),
+            helper.make_node("Add", ["sum", "projected"], ["told"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("part", TensorProto.FLOAT, ["l", d]),
+            helper.make_tensor_value_info("remembered", TensorProto.FLOAT, ["m", d_memory]),
+        ],
+        [helper.make_tensor_value_info("told", TensorProto.FLOAT, ["l", d])],
+    )
+    nodes = [
+        helper.make_node("SplitToSequence", ["tokens", "seq_lens"], ["parts"], axis=0),
+        helper.make_node("SplitToSequence", ["memory", "memory_seq_lens"], ["memories"], axis=0),
+        helper.make_node("SequenceMap", ["parts", "memories"], ["outs"], body=body),
+        helper.make_node("ConcatFromSequence", ["outs"], ["apart"], axis=0),
+        helper.make_node("ReduceMax", [coupled or "tokens"], ["highest"], keepdims=0),
+        helper.make_node("Add" if coupled else "Identity", ["apart", "highest"] if coupled else ["apart"], ["out"]),
+    ]
+    w = np.random.default_rng(seed).standard_normal((d_memory, d), dtype=np.float32)
+    return _model(nodes, {"axis": np.array([0], np.int64), "w": w}, d, sequences=True, d_memory=d_memory)
+
+
+def _model(
+    nodes: list[Any], weights: dict[str, Any], d: int, *, sequences: bool, d_memory: int | None = None
+) -> onnx.ModelProto:
     inputs = [helper.make_tensor_value_info("tokens", TensorProto.FLOAT, ["tokens", d])]
     if sequences:
         inputs.append(helper.make_tensor_value_info("seq_lens", TensorProto.INT64, ["sequences"]))
+    if d_memory is not None:
+        inputs.append(helper.make_tensor_value_info("memory", TensorProto.FLOAT, ["m", d_memory]))
+        inputs.append(helper.make_tensor_value_info("memory_seq_lens", TensorProto.INT64, ["sequences"]))
     graph = helper.make_graph(
         nodes,
         "graph",
@@ -81,6 +118,7 @@ def write_bundle(
     folder.mkdir(parents=True)
     (folder / REFERENCE).write_bytes(b"")
     d = model.graph.input[0].type.tensor_type.shape.dim[1].dim_value
+    memory = [i.type.tensor_type.shape.dim[1].dim_value for i in model.graph.input if i.name == "memory"]
     variants = []
     for precision in precisions:
         path = folder / f"{precision}.onnx"
@@ -108,9 +146,10 @@ def write_bundle(
     manifest = Manifest(
         name=name,
         version=version,
-        kind="sequence" if len(model.graph.input) == 2 else "position-wise",
+        kind="sequence" if len(model.graph.input) > 1 else "position-wise",
         d_in=d,
         d_out=d,
+        d_memory=memory[0] if memory else None,
         default_precision=precisions[0],
         parameters=1,
         flops_per_token=0,

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from service.errors import InvalidInput
+from service.memory import Memory
 from service.packing import Float32, Int64, drop_padding, restore_padding
 
 MAX_ELEMENTS: Final = 1 << 40  # beyond any body; keeps products of shapes far from overflow
@@ -24,6 +25,7 @@ class Signature:
     d_in: int
     d_out: int
     has_sequences: bool
+    d_memory: int | None = None  # a model with cross-attention takes one memory of this width per sequence
 
 
 @dataclass(slots=True)  # not frozen: that costs 2 us a request
@@ -38,6 +40,7 @@ class Decoded:
     binary: bool = False
     npy: bool = False
     timeout_s: float | None = None
+    memory: Memory | None = None  # one for each of seq_lens, where the model takes it
 
 
 def arrange(signature: Signature, values: Float32, shape: list[int], lens: Int64 | None, **rest: Any) -> Decoded:
@@ -51,7 +54,7 @@ def arrange(signature: Signature, values: Float32, shape: list[int], lens: Int64
         return Decoded(tokens, None, **rest)
     if lens is None:
         lens = np.array([len(tokens)], np.int64)
-    _check_lengths(lens, len(tokens))
+    check_lengths(lens, len(tokens))
     total = int(lens.sum())
     if total != len(tokens):
         raise InvalidInput(f"seq_lens: they add up to {total}, tokens has {len(tokens)} rows")
@@ -65,17 +68,17 @@ def _batch(signature: Signature, tokens: Float32, lens: Int64 | None, rest: dict
         return Decoded(tokens.reshape(-1, width), full if signature.has_sequences else None, (batch, seq), **rest)
     if len(lens) != batch:
         raise InvalidInput(f"seq_lens: {len(lens)} entries for a batch of {batch}")
-    _check_lengths(lens, seq)
+    check_lengths(lens, seq)
     packed = drop_padding(tokens, lens)
     return Decoded(packed, lens[lens > 0] if signature.has_sequences else None, (batch, seq), lens, **rest)
 
 
-def _check_lengths(lens: Int64, most: int) -> None:
+def check_lengths(lens: Int64, most: int, name: str = "seq_lens") -> None:
     """Every length within 0..most, so that their sum cannot overflow."""
     strange = np.flatnonzero((lens < 0) | (lens > most))
     if len(strange):
         at = int(strange[0])
-        raise InvalidInput(f"seq_lens[{at}]: found {int(lens[at])}, expected 0 to {most}")
+        raise InvalidInput(f"{name}[{at}]: found {int(lens[at])}, expected 0 to {most}")
 
 
 def in_kind(request: Decoded, out: Float32) -> Float32:
@@ -104,6 +107,20 @@ def token_shape(shape: list[int], datatype: str, signature: Signature) -> list[i
         raise InvalidInput(f"tokens: shape {shape} has width {shape[-1]}, expected {signature.d_in}")
     if datatype != "FP32":
         raise InvalidInput(f"tokens: datatype {show(datatype)}, expected 'FP32'")
+    return shape
+
+
+def memory_shape(shape: list[int], datatype: str, rank: int, signature: Signature) -> list[int]:
+    """`shape` if it is FP32 [m, d_memory] beside packed tokens (rank 2), [batch, mem, d_memory] beside a batch (3)."""
+    if len(shape) != rank:
+        wanted = "[m, d_memory]" if rank == 2 else "[batch, mem, d_memory]"
+        raise InvalidInput(
+            f"memory: shape {shape} has rank {len(shape)}, expected {wanted} beside tokens of rank {rank}"
+        )
+    if shape[-1] != signature.d_memory:
+        raise InvalidInput(f"memory: shape {shape} has width {shape[-1]}, expected {signature.d_memory}")
+    if datatype != "FP32":
+        raise InvalidInput(f"memory: datatype {show(datatype)}, expected 'FP32'")
     return shape
 
 

@@ -18,6 +18,8 @@ _HEADER: Final = 4096  # bytes; numpy pads its headers to 64
 
 def decode_npy(signature: Signature, body: memoryview, seq_lens: str | None) -> Decoded:
     """A .npy file of float32 tokens -> Decoded; `seq_lens` is the query parameter, whole numbers between commas."""
+    if signature.d_memory is not None:
+        raise InvalidInput("memory: missing, an npy body holds `tokens` alone; send JSON or binary tensors")
     head = io.BytesIO(bytes(body[:_HEADER]))
     try:
         version = np.lib.format.read_magic(head)

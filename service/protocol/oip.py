@@ -12,9 +12,20 @@ import orjson
 
 from service.errors import InvalidInput, TooLarge, Unsupported
 from service.packing import Float32
-from service.protocol.arrange import Decoded, Signature, arrange, in_kind, show, token_shape
+from service.protocol.arrange import Decoded, Signature, arrange, in_kind, memory_shape, show, token_shape
+from service.protocol.memory import arrange_memory
 from service.protocol.npy import octets
-from service.protocol.tensors import Tensor, floats, json_object, kind, lengths, refuse_shared_memory, tensors
+from service.protocol.tensors import (
+    INPUTS,
+    MEMORY_INPUTS,
+    Tensor,
+    floats,
+    json_object,
+    kind,
+    lengths,
+    refuse_shared_memory,
+    tensors,
+)
 
 OUTPUT: Final = "out"
 _FP32: Final = np.dtype("<f4")
@@ -39,7 +50,7 @@ def decode(signature: Signature, body: memoryview, header_length: bytes | None, 
     binary = body[json_size:]
     values = floats(request.tokens, binary)
     lens = None if request.seq_lens is None else lengths(request.seq_lens, binary)
-    return arrange(
+    decoded = arrange(
         signature,
         values,
         request.tokens.shape,
@@ -48,6 +59,11 @@ def decode(signature: Signature, body: memoryview, header_length: bytes | None, 
         binary=request.binary,
         timeout_s=request.timeout_s,
     )
+    if request.memory is not None:
+        rows = floats(request.memory, binary).reshape(request.memory.shape)
+        memory_lens = None if request.memory_seq_lens is None else lengths(request.memory_seq_lens, binary)
+        decoded.memory = arrange_memory(rows, memory_lens, request.tokens.shape, lens)
+    return decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +75,15 @@ class _Head:
     id: str | None
     binary: bool
     timeout_s: float | None
+    memory: Tensor | None
+    memory_seq_lens: Tensor | None
 
 
 def _read_head(signature: Signature, text: bytes, binary_size: int, max_json: int) -> _Head:
     document = _parse(text)
     parameters = json_object(document.get("parameters"), "parameters")
     _refuse_unsupported(parameters)
-    inputs = tensors(document, binary_size)
+    inputs = tensors(document, binary_size, INPUTS if signature.d_memory is None else MEMORY_INPUTS)
     tokens = inputs.get("tokens")
     if tokens is None:
         raise InvalidInput("inputs: 'tokens' is missing")
@@ -76,7 +94,13 @@ def _read_head(signature: Signature, text: bytes, binary_size: int, max_json: in
     shape = token_shape(tokens.shape, tokens.datatype, signature)
     if not binary:
         _refuse_large_json(prod(shape[:-1]) * signature.d_out, max_json)
-    return _Head(tokens, inputs.get("seq_lens"), id_, binary, _timeout(parameters))
+    memory = inputs.get("memory")
+    if memory is not None:
+        memory_shape(memory.shape, memory.datatype, len(shape), signature)
+    elif signature.d_memory is not None:
+        raise InvalidInput("inputs: 'memory' is missing: this model's tokens attend to one memory per sequence")
+    timeout_s = _timeout(parameters)
+    return _Head(tokens, inputs.get("seq_lens"), id_, binary, timeout_s, memory, inputs.get("memory_seq_lens"))
 
 
 _read_known_head = lru_cache(maxsize=1024)(_read_head)
@@ -133,6 +157,8 @@ def _header_size(value: bytes, body_size: int) -> int:
 
 def _decode_raw(signature: Signature, body: memoryview) -> Decoded:
     """A body that is nothing but `tokens`: one variable dimension, the rows."""
+    if signature.d_memory is not None:
+        raise InvalidInput("memory: missing, a raw body holds `tokens` alone; send JSON or binary tensors")
     row = signature.d_in * 4
     if len(body) % row:
         raise InvalidInput(f"tokens: {len(body)} raw bytes, expected a multiple of {row} ({signature.d_in} x FP32)")

@@ -13,6 +13,7 @@ from service.packing import Float32, Int64
 from service.protocol.arrange import check_shape, show
 
 INPUTS: Final = ("tokens", "seq_lens")
+MEMORY_INPUTS: Final = (*INPUTS, "memory", "memory_seq_lens")
 _SEQ_DTYPES: Final[dict[str, np.dtype[Any]]] = {"INT64": np.dtype("<i8"), "INT32": np.dtype("<i4")}
 _FP32: Final = np.dtype("<f4")
 
@@ -29,17 +30,17 @@ class Tensor:
     start: int = 0  # of its bytes after the JSON part
 
 
-def tensors(document: dict[str, Any], binary_size: int) -> dict[str, Tensor]:
-    """The inputs by name, each with its place in the binary part; all of that part must be spoken for."""
+def tensors(document: dict[str, Any], binary_size: int, names: tuple[str, ...] = INPUTS) -> dict[str, Tensor]:
+    """The inputs by name, one of `names`, each with its place in the binary part, all of which must be spoken for."""
     inputs = document.get("inputs")
     if not isinstance(inputs, list) or not inputs:
         raise InvalidInput(f"inputs: found {show(inputs)}, expected a list with 'tokens'")
-    if len(inputs) > len(INPUTS):
-        raise InvalidInput(f"inputs: {len(inputs)} entries, expected at most {len(INPUTS)} ({', '.join(INPUTS)})")
+    if len(inputs) > len(names):
+        raise InvalidInput(f"inputs: {len(inputs)} entries, expected at most {len(names)} ({', '.join(names)})")
     found: dict[str, Tensor] = {}
     at = 0
     for i, entry in enumerate(inputs):
-        tensor = _tensor(entry, f"inputs[{i}]")
+        tensor = _tensor(entry, f"inputs[{i}]", names)
         if tensor.name in found:
             raise InvalidInput(f"inputs[{i}].name: {tensor.name!r} appears twice")
         if tensor.size is not None:
@@ -55,12 +56,12 @@ def tensors(document: dict[str, Any], binary_size: int) -> dict[str, Tensor]:
     return found
 
 
-def _tensor(entry: Any, where: str) -> Tensor:
+def _tensor(entry: Any, where: str, names: tuple[str, ...]) -> Tensor:
     if not isinstance(entry, dict):
         raise InvalidInput(f"{where}: found {kind(entry)}, expected an object")
     name = entry.get("name")
-    if name not in INPUTS:
-        raise InvalidInput(f"{where}.name: found {show(name)}, expected {' or '.join(map(repr, INPUTS))}")
+    if name not in names:
+        raise InvalidInput(f"{where}.name: found {show(name)}, expected {' or '.join(map(repr, names))}")
     datatype, shape = entry.get("datatype"), entry.get("shape")
     if not isinstance(datatype, str):
         raise InvalidInput(f"{where}.datatype: found {show(datatype)}, expected a string such as 'FP32'")
@@ -81,7 +82,7 @@ def floats(tensor: Tensor, binary: memoryview) -> Float32:
     if tensor.size is not None:
         if tensor.size != count * 4:
             raise InvalidInput(
-                f"tokens: binary_data_size {tensor.size}, shape {tensor.shape} of FP32 needs {count * 4} bytes"
+                f"{tensor.name}: binary_data_size {tensor.size}, shape {tensor.shape} of FP32 needs {count * 4} bytes"
             )
         return np.frombuffer(binary, _FP32, count, tensor.start)
     flat = _flat(tensor, (int, float), "numbers")
@@ -89,29 +90,32 @@ def floats(tensor: Tensor, binary: memoryview) -> Float32:
         try:
             values = np.array(flat, np.float64).astype(_FP32)
         except OverflowError as cause:
-            raise InvalidInput("tokens: data holds a number that FP32 cannot represent") from cause
+            raise InvalidInput(f"{tensor.name}: data holds a number that FP32 cannot represent") from cause
     if not np.isfinite(values).all():
-        raise InvalidInput("tokens: data holds a number that FP32 cannot represent; NaN and Inf go as binary tensors")
+        raise InvalidInput(
+            f"{tensor.name}: data holds a number that FP32 cannot represent; NaN and Inf go as binary tensors"
+        )
     return values
 
 
 def lengths(tensor: Tensor, binary: memoryview) -> Int64:
     if len(tensor.shape) != 1:
-        raise InvalidInput(f"seq_lens: shape {tensor.shape} has rank {len(tensor.shape)}, expected [sequences]")
+        raise InvalidInput(f"{tensor.name}: shape {tensor.shape} has rank {len(tensor.shape)}, expected [sequences]")
     dtype = _SEQ_DTYPES.get(tensor.datatype)
     if dtype is None:
-        raise InvalidInput(f"seq_lens: datatype {show(tensor.datatype)}, expected 'INT64' or 'INT32'")
+        raise InvalidInput(f"{tensor.name}: datatype {show(tensor.datatype)}, expected 'INT64' or 'INT32'")
     if tensor.size is not None:
         wanted = tensor.shape[0] * dtype.itemsize
         if tensor.size != wanted:
             raise InvalidInput(
-                f"seq_lens: binary_data_size {tensor.size}, shape {tensor.shape} of {dtype.name} needs {wanted} bytes"
+                f"{tensor.name}: binary_data_size {tensor.size}, "
+                f"shape {tensor.shape} of {dtype.name} needs {wanted} bytes"
             )
         return np.frombuffer(binary, dtype, tensor.shape[0], tensor.start).astype(np.int64)
     try:
         return np.array(_flat(tensor, (int,), "whole numbers"), np.int64)
     except OverflowError as cause:
-        raise InvalidInput("seq_lens: data holds a number beyond INT64") from cause
+        raise InvalidInput(f"{tensor.name}: data holds a number beyond INT64") from cause
 
 
 def _flat(tensor: Tensor, kinds: tuple[type, ...], wanted: str) -> list[Any]:

@@ -16,6 +16,7 @@ import pytest
 from service.batcher import Batcher
 from service.engine import Window
 from service.errors import DeadlineExceeded, EngineFailed, QueueFull, TooLarge
+from service.memory import Memory
 from service.metrics import Metrics
 from service.packing import Float32, Int64, Limits, pack
 from service.request import Answer, Bounds, ClientGone, Outcome
@@ -32,8 +33,9 @@ class Doubler:
     label: str = "doubler"
     slab: Float32 = field(default_factory=lambda: np.empty((64, D), np.float32))
     limits: Limits = field(default_factory=lambda: Limits(64))
+    memory_slab: Float32 | None = None
 
-    def run(self, tokens: Float32, seq_lens: Int64 | None) -> Float32:
+    def run(self, tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None) -> Float32:
         assert seq_lens is None or seq_lens.sum() == len(tokens)
         return tokens * 2
 

@@ -28,6 +28,7 @@ class Waiting:
     rows: int
     ends: Int64 | None = None
     taken: int = 0
+    load_ends: Int64 | None = None
 
 
 def sequences(*lens: int) -> Waiting:

@@ -4,20 +4,21 @@ import numpy as np
 import pytest
 
 from service.manifest import Kind
+from service.memory import Memory
 from service.packing import Float32, Int64
 from service.recheck import holds, same_bits
 
 
-def double(tokens: Float32, seq_lens: Int64 | None) -> Float32:
+def double(tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None, /) -> Float32:
     return 2 * tokens
 
 
-def minus_the_window(tokens: Float32, seq_lens: Int64 | None) -> Float32:
+def minus_the_window(tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None, /) -> Float32:
     with np.errstate(invalid="ignore"):
         return np.asarray(tokens - tokens.mean(dtype=np.float32), np.float32)
 
 
-def minus_the_sequence(tokens: Float32, seq_lens: Int64 | None) -> Float32:
+def minus_the_sequence(tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None, /) -> Float32:
     assert seq_lens is not None
     assert seq_lens.sum() == len(tokens)
     parts = np.split(tokens, np.cumsum(seq_lens)[:-1])

@@ -16,7 +16,7 @@ from service.manifest import MANIFEST
 from service.model import Model
 from service.repository import Repository
 from service.settings import Settings
-from tests.bundles import relu_ffn, sequence_mean, write_bundle
+from tests.bundles import memory_mean, relu_ffn, sequence_mean, write_bundle
 
 
 def load(models: Path, **settings: Any) -> Repository:
@@ -88,9 +88,9 @@ def test_warming_up_runs_no_longer_sequence_than_a_request_may_have(tmp_path: Pa
     seen: list[list[int]] = []
     run = Model.run
 
-    def spy(model: Model, tokens: Any, seq_lens: Any) -> Any:
+    def spy(model: Model, tokens: Any, seq_lens: Any, memory: Any) -> Any:
         seen.append(seq_lens.tolist())
-        return run(model, tokens, seq_lens)
+        return run(model, tokens, seq_lens, memory)
 
     write_bundle(tmp_path, "mean", sequence_mean(4))
     with pytest.MonkeyPatch.context() as patch:
@@ -101,6 +101,23 @@ def test_warming_up_runs_no_longer_sequence_than_a_request_may_have(tmp_path: Pa
         load(tmp_path, max_sequence_tokens=100)
     assert [64] in seen or [100] in seen
     assert max(map(max, seen)) == 100
+
+
+def test_a_model_with_a_memory_is_warmed_and_tried_with_one(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path, "recall", memory_mean(4, 6))
+    model = load(tmp_path).get("recall")
+    assert model.memory_slab is not None
+    assert model.memory_slab.shape == (64, 6)
+    edit_manifest(folder, d_memory=None)
+    with pytest.raises(BundleError, match=r"its inputs are .*memory_seq_lens"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("coupled", ["tokens", "memory"])
+def test_a_model_whose_sequences_feel_their_neighbours_memory_is_not_served(tmp_path: Path, coupled: str) -> None:
+    write_bundle(tmp_path, "recall", memory_mean(4, 6, coupled=coupled))
+    with pytest.raises(BundleError, match="its certificate says exact, but not on this machine: sequence 0"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("stray", ["v2", "02", "٣"])

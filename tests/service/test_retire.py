@@ -12,6 +12,8 @@ import pytest
 
 from service.engine import Engine, EngineStopped, Window
 from service.errors import QueueFull
+from service.memory import Memory
+from service.packing import Float32, Int64
 from tests.service.test_batcher import D, Doubler, bench, on_loop
 
 
@@ -68,7 +70,7 @@ def test_the_engine_runs_other_work_between_windows_and_hands_back_its_outcome()
     engine.start()
 
     class Waiting(Doubler):
-        def run(self, tokens: np.ndarray, seq_lens: np.ndarray | None) -> np.ndarray:
+        def run(self, tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None) -> Float32:
             let_go.wait(10)
             order.append("window")
             return super().run(tokens, seq_lens)
