@@ -41,6 +41,17 @@ AllowInexact = Annotated[
     bool, typer.Option("--allow-inexact", help="Write variants whose results depend on the batch in the last bits")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of every random number", min=0)]
+Weights = Annotated[
+    Path, typer.Argument(help="model.safetensors, the model.safetensors.index.json of shards, or their folder")
+]
+Config = Annotated[Path, typer.Argument(help="its config.json")]
+Layers = Annotated[str | None, typer.Option(help="A range, such as 0:6, or one index (default: all)")]
+LoraFolder = Annotated[
+    Path | None, typer.Option("--lora", help="Folder of a LoRA adapter in PEFT's format, merged before quantization")
+]
+TrustPickle = Annotated[
+    bool, typer.Option("--trust-pickle", help="Read a pickled state dict too: only from whom you would run a program")
+]
 Causal = Annotated[bool, typer.Option("--causal", help="Tokens attend to earlier ones only")]
 Init = Annotated[Literal["linear", "normal"], typer.Option(help="nn.Linear's default, or N(0, 1/fan_in)")]
 Bias = Annotated[bool, typer.Option(help="Biases in projections and norms")]
@@ -64,6 +75,7 @@ def register(app: typer.Typer) -> None:
     group.command(epilog="Example: tokenslab export bert model.safetensors config.json --layers 0:6 --name minilm")(
         bert
     )
+    group.command(epilog="Example: tokenslab export vit model.safetensors config.json --name vit")(vit)
     trials.command(epilog="Example: tokenslab export random ffn --d 64 --d-ff 256 --name demo-ffn")(ffn)
     trials.command(
         epilog="Example: tokenslab export random block --d 64 --heads 4 --d-ff 256 --layers 2 --name demo-block"
@@ -84,11 +96,12 @@ def module(
     seed: Seed = 0,
     d: Annotated[int | None, typer.Option(help="Width of a token (default: that of the first Linear)", min=1)] = None,
     causal: Causal = False,
+    lora: LoraFolder = None,
 ) -> None:
     """Export a module of your own: the factory returns an nn.Module.
 
-    nn.TransformerEncoderLayer and nn.TransformerEncoder become packed blocks; anything else is exported as
-    position-wise if it proves to be.
+    Known families (nn.TransformerEncoder, layers of transformers) become packed blocks, and so does what an adapter of
+    your own takes (docs/own-module.md); anything else is exported as position-wise if it proves to be.
     """
 
     def work(progress: Progress) -> Path:
@@ -105,16 +118,24 @@ def module(
         file = Path(target.rpartition(":")[0])
         if file.is_file():
             source["factory_sha256"] = file_sha256(file)
+        if lora is not None:
+            from export.lora import Lora
+
+            adapter = Lora(lora)
+            adapter.merge_into(made)
+            source |= adapter.provenance
         return export_module(made, options, d=d, causal=causal, source=source, progress=progress)
 
     _run(work)
 
 
 def bert(
-    weights: Annotated[Path, typer.Argument(help="model.safetensors")],
-    config: Annotated[Path, typer.Argument(help="its config.json")],
+    weights: Weights,
+    config: Config,
     name: Name,
-    layers: Annotated[str | None, typer.Option(help="A range, such as 0:6, or one index (default: all)")] = None,
+    layers: Layers = None,
+    lora: LoraFolder = None,
+    trust_pickle: TrustPickle = False,
     models: Models = Path("models"),
     version: Version = 1,
     precision: Precisions = None,
@@ -123,7 +144,7 @@ def bert(
     allow_inexact: AllowInexact = False,
     seed: Seed = 0,
 ) -> None:
-    """Export encoder layers of a BERT-family model as one stack: hidden states in, hidden states out."""
+    """Export encoder layers of a BERT or RoBERTa as one stack: hidden states in, hidden states out."""
 
     def work(progress: Progress) -> Path:
         from export.adapters.bert import pack_bert
@@ -132,13 +153,39 @@ def bert(
         options = _options(name, models, version, precision, default_precision, overwrite, allow_inexact, seed)
         options.check()
         progress(f"Read {weights}")
-        packed = pack_bert(weights, config, layers=layers)
-        source = {
-            "weights": weights.name,
-            "weights_sha256": file_sha256(weights),
-            "config_sha256": file_sha256(config),
-            "layers": layers or "all",
-        }
+        packed = pack_bert(weights, config, layers=layers, lora=lora, trust_pickle=trust_pickle)
+        source = {"config_sha256": file_sha256(config), "layers": layers or "all"}
+        return export_packed(packed, options, source=source, progress=progress)
+
+    _run(work)
+
+
+def vit(
+    weights: Weights,
+    config: Config,
+    name: Name,
+    layers: Layers = None,
+    lora: LoraFolder = None,
+    trust_pickle: TrustPickle = False,
+    models: Models = Path("models"),
+    version: Version = 1,
+    precision: Precisions = None,
+    default_precision: DefaultPrecision = None,
+    overwrite: Overwrite = False,
+    allow_inexact: AllowInexact = False,
+    seed: Seed = 0,
+) -> None:
+    """Export encoder layers of a ViT as one stack: image tokens in, hidden states out."""
+
+    def work(progress: Progress) -> Path:
+        from export.adapters.vit import pack_vit
+        from export.pipeline import export_packed
+
+        options = _options(name, models, version, precision, default_precision, overwrite, allow_inexact, seed)
+        options.check()
+        progress(f"Read {weights}")
+        packed = pack_vit(weights, config, layers=layers, lora=lora, trust_pickle=trust_pickle)
+        source = {"config_sha256": file_sha256(config), "layers": layers or "all"}
         return export_packed(packed, options, source=source, progress=progress)
 
     _run(work)

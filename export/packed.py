@@ -27,6 +27,8 @@ class Packed:
     architecture: Mapping[str, str | int | float | bool]
     proofs: Mapping[str, float] = field(default_factory=dict)  # what was proved in float64 -> largest relative error
     sample: Sampler | None = None  # tokens as the module meets them; None: N(0, 1)
+    sampled: str = "embedded random token ids"  # what `sample` draws, for the manifest
+    source: Mapping[str, str] = field(default_factory=dict)  # where its weights came from, for the manifest
 
 
 def pack_ffn(ffn: FFN, proofs: Mapping[str, float]) -> Packed:

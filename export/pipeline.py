@@ -143,7 +143,8 @@ def export_packed(
             architecture={**packed.architecture, "weight_matmuls": matmuls},
             source={
                 **source,
-                "parity_tokens": "N(0, 1)" if packed.sample is None else "embedded random token ids",
+                **packed.source,
+                "parity_tokens": "N(0, 1)" if packed.sample is None else packed.sampled,
                 "parity_seed": str(options.seed),
             },
             tools={name: package_version(name) for name in _TOOLS},

@@ -8,7 +8,7 @@ may write to them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -85,6 +85,12 @@ def cast_floats(module: nn.Module, dtype: torch.dtype) -> None:
 def parameter_count(module: nn.Module) -> int:
     """Numbers in the weights: parameters, each counted once however often it is shared."""
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def stored_as(dtypes: Mapping[str, int]) -> str:
+    """What dtypes were, in words, such as "float16 (103), widened to float32"; float64 loses its last bits."""
+    counts = ", ".join(f"{name} ({count})" for name, count in sorted(dtypes.items()))
+    return f"{counts}, {'rounded' if 'float64' in dtypes else 'widened'} to float32"
 
 
 def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -9,8 +9,9 @@ knows nothing of weights, graphs or files.
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from torch import nn
@@ -18,10 +19,15 @@ from torch import nn
 from export.adapters.position_wise import pack_position_wise
 from export.errors import ExportError
 from export.packed import Packed
-from export.precision import exportable_copy
+from export.precision import exportable_copy, stored_as
 
 # Imported before the first module is packed; each registers its own adapters.
-_BUILT_IN: Final = ("export.adapters.own_blocks", "export.adapters.torch_transformer")
+_BUILT_IN: Final = (
+    "export.adapters.bert",
+    "export.adapters.own_blocks",
+    "export.adapters.torch_transformer",
+    "export.adapters.vit",
+)
 
 
 @dataclass(frozen=True)
@@ -114,13 +120,20 @@ def pack(module: nn.Module, *, d: int | None = None, causal: bool = False, seed:
         raise ExportError(f"causal: {type(module).__name__} has no attention that an option could make causal")
     copied = exportable_copy(module)
     if adapter is None:
-        return pack_position_wise(copied, d=d, seed=seed)
+        return _noting_dtypes(module, pack_position_wise(copied, d=d, seed=seed))
     packed = adapter.adapt(copied, PackOptions(d, causal, seed))
     if not isinstance(packed, Packed):
         raise ExportError(f"the adapter {adapter.name} returned {type(packed).__name__}, expected a Packed")
     if d is not None and packed.d_in != d:
         raise ExportError(f"{type(module).__name__} takes tokens of width {packed.d_in}, not {d}")
-    return packed
+    return _noting_dtypes(module, packed)
+
+
+def _noting_dtypes(module: nn.Module, packed: Packed) -> Packed:
+    dtypes = Counter(str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point())
+    if not set(dtypes) - {"float32"}:
+        return packed
+    return replace(packed, source={**packed.source, "weights_dtype": stored_as(dtypes)})
 
 
 def _find(module: nn.Module) -> _Adapter | None:

@@ -13,9 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import BertConfig, BertModel
+from transformers.models.camembert import modeling_camembert
+from transformers.models.electra import modeling_electra
+from transformers.models.roberta import modeling_roberta
+from transformers.models.xlm_roberta import modeling_xlm_roberta
 
 from export.adapters.bert import pack_bert
-from export.errors import SourceError
+from export.adapters.equality import EQUALS
+from export.adapters.registry import pack
+from export.errors import ExportError, ProofError, SourceError
 from export.packed import Packed
 from export.precision import float64_layer_by_layer
 
@@ -82,10 +88,19 @@ def test_activations_equal_transformers(tmp_path: Path, act: str) -> None:
     assert_equal_to(model, packed, range(3), bar=1e-12)
 
 
-def test_half_precision_weights_are_widened(tmp_path: Path) -> None:
-    model = small_model().half()
+@pytest.mark.parametrize(
+    ("dtype", "note"),
+    [
+        (torch.float16, "float16 (48), widened to float32"),
+        (torch.bfloat16, "bfloat16 (48), widened to float32"),
+        (torch.float64, "float64 (48), rounded to float32"),
+    ],
+)
+def test_other_floats_become_float32_and_the_manifest_says_so(tmp_path: Path, dtype: torch.dtype, note: str) -> None:
+    model = small_model().to(dtype)
     packed = pack_bert(*write(tmp_path, model.state_dict(), SMALL))
-    assert_equal_to(model, packed, range(3), bar=1e-12)
+    assert packed.source["weights_dtype"] == note
+    assert_equal_to(model.float(), packed, range(3), bar=1e-12)
 
 
 def test_minilm_equals_transformers() -> None:
@@ -177,6 +192,39 @@ def test_a_config_that_contradicts_the_weights_is_refused(tmp_path: Path, change
 def test_a_range_outside_the_model_is_refused(tmp_path: Path, layers: str) -> None:
     with pytest.raises(SourceError, match="--layers"):
         pack_bert(*write(tmp_path, small_model().state_dict(), SMALL), layers=layers)
+
+
+MODULES: dict[str, tuple[Any, Any]] = {
+    "bert": (BertModel, lambda model: model.encoder),
+    "roberta": (modeling_roberta.RobertaModel, lambda model: model.encoder),
+    "xlm-roberta": (modeling_xlm_roberta.XLMRobertaModel, lambda model: model.encoder.layer[1]),
+    "camembert": (modeling_camembert.CamembertModel, lambda model: model.encoder.layer[0]),
+    "electra": (modeling_electra.ElectraModel, lambda model: model.encoder),
+}
+
+
+@pytest.mark.parametrize("family", MODULES)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_transformers_modules_in_memory_are_proved_equal(family: str, attention: str) -> None:
+    kind, part = MODULES[family]
+    config = kind.config_class(**SMALL, hidden_act="gelu_new", embedding_size=24, attn_implementation=attention)
+    made = part(kind(config))
+    packed = pack(made.half() if family == "bert" else made)
+    assert packed.proofs[EQUALS] < 1e-13
+    assert packed.architecture["layers"] == (3 if family in ("bert", "roberta", "electra") else 1)
+    assert (packed.architecture["activation"], packed.architecture["eps"]) == ("gelu_tanh", 1e-7)
+    assert made.config._attn_implementation == attention if hasattr(made, "config") else True
+
+
+def test_a_layer_that_was_changed_is_refused() -> None:
+    layer = BertModel(BertConfig(**SMALL)).encoder.layer[0]
+    layer.intermediate.dense = torch.nn.Identity()
+    with pytest.raises(ExportError, match=r"layer 0 \(BertLayer\) has no packed form: .*intermediate\.dense is"):
+        pack(layer)
+    layer = BertModel(BertConfig(**SMALL)).encoder.layer[0]
+    layer.output.register_forward_hook(lambda module, inputs, out: out * 2)
+    with pytest.raises(ProofError, match="BertLayer does not compute what its weights say"):
+        pack(layer)
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".pt", ".ckpt"])

@@ -67,6 +67,8 @@ def test_encoder_with_and_without_a_final_norm(norm: nn.Module | None) -> None:
 def test_any_dtype_is_exported_as_float32(dtype: torch.dtype) -> None:
     packed = pack(layer(dtype=dtype))
     assert {parameter.dtype for parameter in packed.module.parameters()} == {torch.float32}
+    assert packed.source["weights_dtype"].endswith("to float32")
+    assert "weights_dtype" not in pack(layer()).source
 
 
 class Twice(nn.TransformerEncoderLayer):
