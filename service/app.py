@@ -15,9 +15,11 @@ from service.auth import Gate
 from service.batcher import Batcher
 from service.body import BodyBudget, BodyLimits, BodyLost, RequestBody
 from service.control import add_control_routes
+from service.direct import Direct
 from service.engine import Engine
 from service.errors import RequestError, Stopped
-from service.infer import Infer, is_infer
+from service.head import is_infer
+from service.infer import Infer
 from service.lifecycle import Lifecycle
 from service.loading import load_bundle, load_repository
 from service.metrics import Metrics
@@ -43,6 +45,7 @@ class App:
     def __init__(self, settings: Settings, repository: Repository | None, lifecycle: Lifecycle) -> None:
         self._settings = settings
         self._infer: Infer | None = None
+        self._direct: Direct | None = None
         self._control_limits = BodyLimits(CONTROL_BODY_BYTES, settings.body_timeout_s, "control routes take no more")
         self._control_budget = BodyBudget(CONTROL_BODIES_BYTES)
         self.lifecycle = lifecycle
@@ -66,6 +69,10 @@ class App:
             await self._infer(scope, receive, send)
         else:
             await self._control(scope, receive, send)
+
+    def direct(self) -> Direct | None:
+        """The way around ASGI, for a server that offers it; None before the application has started."""
+        return self._direct
 
     async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
         """FastAPI, behind a bound on the body that it would read whole."""
@@ -117,6 +124,7 @@ class App:
         )
         self.metrics.queue_tokens.set_function(lambda: batcher.open_tokens)
         self._infer = Infer(repository, batcher, self.metrics, settings, self.lifecycle, budget, self.gate)
+        self._direct = Direct(self._infer, asyncio.get_running_loop())
         engine.start()
         control = ModelControl(
             repository, settings, lambda found: load_bundle(found, settings, engine.between), batcher.retire

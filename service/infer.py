@@ -10,7 +10,6 @@ import asyncio
 import logging
 from math import prod
 from typing import Final
-from urllib.parse import parse_qs
 
 import numpy as np
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -18,31 +17,20 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from service.asgi import JSON, Receive, Scope, Send, peer_of, refuse
 from service.auth import Gate
 from service.batcher import Batcher
-from service.body import ENCODINGS, BodyBudget, BodyLimits, BodyLost, RequestBody
-from service.errors import (
-    InternalFault,
-    InvalidInput,
-    MethodNotAllowed,
-    NotReady,
-    RequestError,
-    Stopped,
-    TooLarge,
-    UnsupportedEncoding,
-    UnsupportedMedia,
-)
-from service.http import written
+from service.body import BodyBudget, BodyLimits, BodyLost, RequestBody
+from service.errors import InternalFault, NotReady, RequestError, Stopped, TooLarge
+from service.head import NPY, OCTETS, InferHead
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.model import Model
-from service.protocol import Decoded, Signature, decode, decode_npy, encode, encode_npy
+from service.protocol import Decoded, Signature, encode, encode_npy
 from service.repository import Repository
 from service.request import Answer, Client, ClientGone
 from service.settings import Settings
+from service.slow_reader import written
 
 log = logging.getLogger("tokenslab.infer")
 
-OCTETS: Final = b"application/octet-stream"
-NPY: Final = b"application/x-npy"
 JOIN_BYTES: Final = 1 << 16  # below it a copy costs less than another write
 
 
@@ -60,27 +48,27 @@ class Infer:
         gate: Gate,
     ) -> None:
         self._repository = repository
-        self._batcher = batcher
-        self._metrics = metrics
-        self._max_json = settings.max_json_bytes
-        self._limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s, "max_body_mib")
-        self._budget = budget
-        self._write_timeout_s = settings.write_timeout_s
+        self.batcher = batcher
+        self.metrics = metrics
+        self.max_json = settings.max_json_bytes
+        self.limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s, "max_body_mib")
+        self.budget = budget
+        self.write_timeout_s = settings.write_timeout_s
         self._max_rows = settings.max_queue_tokens
-        self._lifecycle = lifecycle
-        self._gate = gate
+        self.lifecycle = lifecycle
+        self.gate = gate
         self._routes: dict[str, tuple[Model, Signature]] = {}
         repository.watch(self._routes.clear)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one infer request; every fault becomes `{"error": ...}` with its status."""
-        body = RequestBody(receive, self._budget)
+        body = RequestBody(receive, self.budget)
         try:
             parts, headers = await self._answer(scope, body)
         except ClientGone:
-            self._metrics.disconnects.labels("queue").inc()
+            self.metrics.disconnects.labels("queue").inc()
         except BodyLost:
-            self._metrics.disconnects.labels("body").inc()
+            self.metrics.disconnects.labels("body").inc()
         except RequestError as error:
             await self._refuse(error, body, send)
         except asyncio.CancelledError:  # the server's drain limit is over, or it was told to stop at once
@@ -92,7 +80,7 @@ class Infer:
         else:
             size = sum(map(len, parts))
             await self._until_written(body, size)  # an earlier answer on the same connection
-            await _send(parts, headers, send, closing=self._lifecycle.draining)
+            await _send(parts, headers, send, closing=self.lifecycle.draining)
             await self._until_written(body, size)
         finally:
             body.release()
@@ -100,26 +88,27 @@ class Infer:
     async def _answer(
         self, scope: Scope, body: RequestBody
     ) -> tuple[list[bytes | memoryview], list[tuple[bytes, bytes]]]:
-        if self._gate.guarded:
-            self._gate.client(scope["headers"], peer_of(scope))
-        model, signature = self._route(scope["path"])
-        headers = _Headers(scope)
-        data = await body.read(headers.length, self._limits)
+        if self.gate.guarded:
+            self.gate.client(scope["headers"], peer_of(scope))
+        model, signature = self.route(scope["path"])
+        headers = InferHead(scope["method"], scope["headers"], scope["query_string"])
+        data = await body.read(headers.length, self.limits)
         if headers.encoding:
-            data = await body.inflate(data, headers.encoding, self._limits)
-        request = headers.decode(signature, data, scope["query_string"], self._max_json)
-        return _encode(signature, request, await self._run(model, request, body.client))
+            data = await body.inflate(data, headers.encoding, self.limits)
+        request = headers.decode(signature, data, self.max_json)
+        return encode_reply(signature, request, await self._run(model, request, body.client))
 
     async def _until_written(self, body: RequestBody, size: int) -> None:
         """Stay with an answer that its client reads slowly: its bytes count, and who reads nothing is cut off."""
         client = body.client
         if isinstance(client, RequestResponseCycle) and client.flow.write_paused:
             body.charge(size)
-            if not await written(client, self._write_timeout_s):
-                self._metrics.disconnects.labels("reply").inc()
+            if not await written(client, self.write_timeout_s):
+                self.metrics.disconnects.labels("reply").inc()
 
-    def _route(self, path: str) -> tuple[Model, Signature]:
-        if not self._lifecycle.started:
+    def route(self, path: str) -> tuple[Model, Signature]:
+        """The model behind an infer path; raises NotReady or NotFound."""
+        if not self.lifecycle.started:
             raise NotReady("the service is starting")
         route = self._routes.get(path)
         if route is None:
@@ -134,85 +123,31 @@ class Infer:
         return route
 
     async def _refuse(self, error: RequestError, body: RequestBody, send: Send) -> None:
-        self._metrics.rejections.labels(error.reason).inc()
-        await refuse(error, body, send, closing=self._lifecycle.draining)
+        self.metrics.rejections.labels(error.reason).inc()
+        await refuse(error, body, send, closing=self.lifecycle.draining)
 
     async def _run(self, model: Model, request: Decoded, client: Client) -> Answer:
+        answer = self.at_once(model, request)
+        if answer is not None:
+            return answer
+        return await self.batcher.submit(
+            model, request.tokens, request.seq_lens, client, request.timeout_s, request.memory
+        )
+
+    def at_once(self, model: Model, request: Decoded) -> Answer | None:
+        """The answer to a request without rows, None where there are some; raises TooLarge for too much padding."""
         if request.batch is not None and prod(request.batch) > self._max_rows:
             raise TooLarge(
                 f"tokens: {request.batch[0]} x {request.batch[1]} rows with their padding, "
                 f"the queue holds {self._max_rows} (max_queue_tokens)"
             )
-        if not len(request.tokens):
-            return Answer(np.empty((0, model.manifest.d_out), np.float32), 0.0, 0.0, 0)
-        return await self._batcher.submit(
-            model, request.tokens, request.seq_lens, client, request.timeout_s, request.memory
-        )
+        return None if len(request.tokens) else Answer(np.empty((0, model.manifest.d_out), np.float32), 0.0, 0.0, 0)
 
 
-def is_infer(path: str) -> bool:
-    """Whether `path` is the infer path of some model, known or not."""
-    if not (path.startswith("/v2/models/") and path.endswith("/infer")):
-        return False
-    slashes = path.count("/")
-    return slashes == 4 or (slashes == 6 and path.split("/")[4] == "versions")
-
-
-class _Headers:
-    """The few request headers that matter here."""
-
-    __slots__ = ("content_type", "encoding", "json_length", "length")
-
-    def __init__(self, scope: Scope) -> None:
-        if scope["method"] != "POST":
-            raise MethodNotAllowed(f"method {scope['method']}: infer takes POST")
-        self.content_type = b""
-        self.json_length: bytes | None = None
-        self.length: int | None = None
-        self.encoding = ""  # gzip or deflate, if any
-        for name, value in scope["headers"]:
-            if name == b"content-length":
-                self.length = int(value)  # the server's parser has checked it, and that there is one
-            elif name == b"content-type":
-                self.content_type = value.partition(b";")[0].strip().lower()
-            elif name == b"inference-header-content-length":
-                if self.json_length is not None:
-                    raise InvalidInput("Inference-Header-Content-Length: found twice, expected once")
-                self.json_length = value
-            elif name == b"content-encoding":
-                if self.encoding:
-                    raise UnsupportedEncoding("Content-Encoding: found twice, expected one coding")
-                self.encoding = value.strip().lower().decode("latin-1")
-        if self.encoding == "identity":
-            self.encoding = ""
-        if self.encoding and self.encoding not in ENCODINGS:
-            raise UnsupportedEncoding(
-                f"Content-Encoding: found {self.encoding[:40]!r}, expected {' or '.join(ENCODINGS)}"
-            )
-        if self.content_type not in (b"", JSON, OCTETS, NPY):
-            raise UnsupportedMedia(
-                f"Content-Type: found {self.content_type[:80].decode('latin-1')!r}, expected application/json, "
-                "application/octet-stream or application/x-npy"
-                + ("; curl sends this unless -H names another" if b"form-urlencoded" in self.content_type else "")
-            )
-
-    def decode(self, signature: Signature, body: memoryview, query: bytes, max_json: int) -> Decoded:
-        """The body as arrays, by its content type."""
-        if self.content_type == NPY:
-            seq_lens = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("seq_lens", [])
-            if len(seq_lens) > 1:
-                raise InvalidInput(f"seq_lens: {len(seq_lens)} times in the query, expected once")
-            return decode_npy(signature, body, seq_lens[0] if seq_lens else None)
-        if self.content_type == OCTETS and self.json_length is None:
-            raise InvalidInput(
-                "Inference-Header-Content-Length: missing; binary tensors need it (0: the body is `tokens` alone)"
-            )
-        return decode(signature, body, self.json_length, max_json)
-
-
-def _encode(
+def encode_reply(
     signature: Signature, request: Decoded, answer: Answer
 ) -> tuple[list[bytes | memoryview], list[tuple[bytes, bytes]]]:
+    """The parts of the answer's body, and its headers but for the length."""
     timing = (
         f"queue;dur={answer.queue_s * 1e3:.3f}, compute;dur={answer.compute_s * 1e3:.3f}, "
         f'window;desc="{answer.window_tokens}"'

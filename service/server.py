@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from service.app import App
-from service.http import http_protocol
+from service.http import HttpProtocol, http_protocol
 from service.lifecycle import Lifecycle
 from service.settings import Settings
 
@@ -58,6 +58,15 @@ class Server(uvicorn.Server):
         await asyncio.sleep(LINGER_S)
         await super().shutdown(sockets)
 
+    async def _wait_tasks_to_complete(self) -> None:
+        """Requests on the direct way have no task that the end of the drain limit, or a second signal, could cancel."""
+        try:
+            await super()._wait_tasks_to_complete()
+        finally:
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, HttpProtocol):
+                    connection.stop()
+
     def _on_signal(self, number: signal.Signals) -> None:
         if self._lifecycle.draining:
             log.warning("%s again: stopping at once", number.name)
@@ -79,7 +88,7 @@ def server_config(app: App, settings: Settings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=http_protocol(settings.max_head_kib << 10, settings.head_timeout_s),
+        http=http_protocol(settings.max_head_kib << 10, settings.head_timeout_s, app.direct),
         ws="none",
         lifespan="on",
         access_log=False,

@@ -1,0 +1,262 @@
+"""The direct way of an infer request: from the parser to the batcher and back, without a task or an ASGI message.
+
+It takes what nearly all requests are: a POST with a Content-Length, whose body is small JSON, binary tensors or npy.
+All else goes the ASGI way, through `infer`, which answers the same: other methods, chunked or coded bodies, `Expect`,
+requests behind another one or behind an answer that is read slowly. So does a body for which the budget has no room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import ClassVar, Final, Protocol
+
+import numpy as np
+
+from service.asgi import JSON, error_response
+from service.body import MIN_RATE
+from service.errors import BodyTimeout, InternalFault, RequestError, Stopped
+from service.head import InferHead, is_infer
+from service.infer import Infer, encode_reply
+from service.protocol import Decoded, Signature
+from service.request import Answer, ClientGone, Outcome, Request
+from service.slow_reader import SlowReader, written
+
+log = logging.getLogger("tokenslab.infer")
+
+INLINE_JSON: Final = 1 << 16  # bytes; parsing more could hold the event loop for longer than other requests may wait
+KNOWN_HEADS: Final = 1024
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Connection(Protocol):
+    """Where a request came from, and its answer goes."""
+
+    def answer(
+        self, request: DirectRequest, status: int, headers: Headers, parts: Sequence[bytes | memoryview], *, close: bool
+    ) -> None: ...
+
+
+class DirectHead:
+    """A head that goes the direct way, whoever sends it."""
+
+    __slots__ = ("head", "headers", "length", "path")
+
+    def __init__(self, path: str, head: InferHead, length: int, headers: Headers) -> None:
+        self.path = path
+        self.head = head
+        self.length = length
+        self.headers = headers
+
+
+class Direct:
+    """What all direct requests share; and the heads seen, since clients send the same head again and again."""
+
+    def __init__(self, infer: Infer, loop: asyncio.AbstractEventLoop) -> None:
+        self.infer = infer
+        self.loop = loop
+        self.known: dict[bytes, DirectHead] = {}
+
+    def head(self, method: bytes, url: bytes, headers: Headers) -> DirectHead | None:
+        """The head of a direct request, None for one that goes the ASGI way; header names are in lower case."""
+        path = url.decode("latin-1")
+        if method != b"POST" or not is_infer(path) or "%" in path or "?" in path:
+            return None
+        if any(name in (b"transfer-encoding", b"expect") for name, _ in headers):
+            return None
+        try:
+            self.infer.route(path)
+            head = InferHead("POST", headers, b"")
+        except RequestError:  # it deserves a refusal, before its body is read
+            return None
+        length = head.length
+        if length is None or head.encoding or length > self.infer.limits.size:
+            return None
+        json_size = length if head.json_length is None else _number(head.json_length)
+        if json_size > INLINE_JSON and (head.json_length is not None or head.content_type in (b"", JSON)):
+            return None
+        return DirectHead(path, head, length, headers)
+
+    def admits(self, head: DirectHead, peer: str | None) -> bool:
+        """Whether the keys that are in force now let this head in; who is refused goes the ASGI way."""
+        gate = self.infer.gate
+        if gate.guarded:
+            try:
+                gate.client(head.headers, peer)
+            except RequestError:
+                return False
+        return True
+
+    def learn(self, data: bytes, head: DirectHead) -> None:
+        """Remember the bytes that the parser took for `head`, for as long as there is room."""
+        if len(self.known) >= KNOWN_HEADS:
+            self.known.clear()
+        self.known[data] = head
+
+    async def follow(self, client: SlowReader, size: int) -> None:
+        """Stay with an answer that its client reads slowly: its bytes count, and who reads nothing is cut off."""
+        self.infer.budget.give(-size)
+        try:
+            if not await written(client, self.infer.write_timeout_s):
+                self.infer.metrics.disconnects.labels("reply").inc()
+        finally:
+            self.infer.budget.give(size)
+
+
+class _Unawaited:
+    def set(self) -> None:
+        """Nobody waits for it."""
+
+
+class DirectRequest:
+    """One request. To uvicorn it is a cycle, so that requests may queue behind it."""
+
+    __slots__ = (
+        *("_at", "_began", "_body", "_connection", "_decoded", "_direct", "_last", "_patience", "_signature"),
+        *("_waiting", "disconnected", "head", "keep_alive", "left", "response_complete"),
+    )
+
+    message_event: ClassVar = _Unawaited()
+
+    def __init__(self, direct: Direct, connection: Connection, head: DirectHead) -> None:
+        self._direct = direct
+        self._connection = connection
+        self.head = head
+        self.left = head.length  # bytes of the body that are still to come
+        self.keep_alive = True
+        self.disconnected = False
+        self.response_complete = False
+        self._at = 0
+        self._body: memoryview | None = None
+        self._decoded: Decoded | None = None
+        self._signature: Signature | None = None
+        self._waiting: Request | None = None
+        self._patience: asyncio.TimerHandle | None = None
+
+    def feed(self, chunk: bytes | memoryview) -> None:
+        """Take a piece of the body, no more than is `left`; raises BodiesFull, and has taken nothing then."""
+        budget, size = self._direct.infer.budget, len(chunk)
+        budget.take(size)
+        budget.chunks += 1
+        if size == self.head.length:  # it came whole: no timer, no copy
+            self._body = memoryview(chunk)
+        else:
+            if self._body is None:
+                # Untouched pages of an empty array cost no memory, so a length alone claims none.
+                self._body = np.empty(self.head.length, np.uint8).data
+                self._began = self._direct.loop.time()
+                self._await(self._direct.infer.limits.silence_s)
+            self._body[self._at : self._at + size] = chunk
+            self._last = self._direct.loop.time()
+        self._at += size
+        self.left -= size
+
+    def complete(self) -> None:
+        """The body is there: decode it and give it to the batcher."""
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        infer, body = self._direct.infer, self._body if self._body is not None else memoryview(b"")
+        self._body = None
+        try:
+            model, self._signature = infer.route(self.head.path)
+            self._decoded = decoded = self.head.head.decode(self._signature, body, infer.max_json)
+            answer = infer.at_once(model, decoded)
+            if answer is None:
+                self._waiting = infer.batcher.enqueue(
+                    model,
+                    decoded.tokens,
+                    decoded.seq_lens,
+                    self,
+                    decoded.timeout_s,
+                    decoded.memory,
+                    done=self._done,
+                )
+                return
+        except Exception as fault:  # noqa: BLE001 - whatever it is, it is this request's answer
+            self._done(fault)
+        else:
+            self._done(answer)
+
+    def received(self) -> bytes:
+        """What is there of the body, and no claim on the budget any more: for whoever takes the request over."""
+        received = b"" if self._body is None else bytes(self._body[: self._at])
+        self.response_complete = True
+        self._release()
+        return received
+
+    def lost(self) -> None:
+        """The client has left."""
+        self.disconnected = True
+        if self._waiting is None and not self.response_complete:  # within the body
+            self._direct.infer.metrics.disconnects.labels("body").inc()
+            self._release()
+
+    def stop(self) -> None:
+        """The service stops before the answer is there."""
+        if self._waiting is not None:
+            self._direct.infer.batcher.withdraw(self._waiting)
+        log.error("%s: stopped before it was answered", self.head.path)
+        self._refuse(Stopped("the service stopped before this request was answered"))
+
+    def _done(self, outcome: Outcome) -> None:
+        self._waiting = None
+        if self.disconnected:
+            if isinstance(outcome, ClientGone):
+                self._direct.infer.metrics.disconnects.labels("queue").inc()
+            self._release()
+            return
+        if isinstance(outcome, Answer) and self._decoded is not None and self._signature is not None:
+            try:
+                parts, headers = encode_reply(self._signature, self._decoded, outcome)
+            except Exception as fault:  # noqa: BLE001 - as above
+                outcome = fault
+            else:
+                headers.append((b"content-length", b"%d" % sum(map(len, parts))))
+                self._send(200, headers, parts, close=False)
+                return
+        self._refuse(outcome)
+
+    def _refuse(self, fault: Outcome) -> None:
+        if not isinstance(fault, RequestError):
+            log.error("infer failed on %s", self.head.path, exc_info=fault if isinstance(fault, Exception) else None)
+            fault = InternalFault("internal error; see the service's log")
+        self._direct.infer.metrics.rejections.labels(fault.reason).inc()
+        status, headers, text = error_response(fault)
+        self._send(status, headers, [text], close=fault.close)
+
+    def _send(self, status: int, headers: Headers, parts: Sequence[bytes | memoryview], *, close: bool) -> None:
+        self._release()
+        self._connection.answer(self, status, headers, parts, close=close or self._direct.infer.lifecycle.draining)
+
+    def _release(self) -> None:
+        """Its bytes are free again; the connection may keep this object for as long as it idles."""
+        if self._patience is not None:
+            self._patience.cancel()
+        self._direct.infer.budget.give(self._at)
+        self._at = 0
+        self._body = self._decoded = self._waiting = self._patience = None
+
+    def _await(self, seconds: float) -> None:
+        self._patience = self._direct.loop.call_later(seconds, self._check_patience)
+
+    def _check_patience(self) -> None:
+        """The rule of `RequestBody.read`: no silence longer than allowed, and MIN_RATE on average."""
+        silence_s, now = self._direct.infer.limits.silence_s, self._direct.loop.time()
+        left = min(self._last, self._began + self._at / MIN_RATE) + silence_s - now
+        if left > 0:
+            self._await(left)
+            return
+        self._patience = None
+        self._refuse(
+            BodyTimeout(
+                f"body: {self._at} bytes in {now - self._began:.1f} s, then too little for {silence_s:g} s "
+                "(body_timeout_s)"
+            )
+        )
+
+
+def _number(value: bytes) -> int:
+    return int(value) if value.isdigit() and len(value) < 18 else 0

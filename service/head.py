@@ -1,0 +1,76 @@
+"""What the head of an infer request says: its content type, coding and lengths. Knows no connection and no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import parse_qs
+
+from service.asgi import JSON
+from service.body import ENCODINGS
+from service.errors import InvalidInput, MethodNotAllowed, UnsupportedEncoding, UnsupportedMedia
+from service.protocol import Decoded, Signature, decode, decode_npy
+
+OCTETS: Final = b"application/octet-stream"
+NPY: Final = b"application/x-npy"
+
+
+def is_infer(path: str) -> bool:
+    """Whether `path` is the infer path of some model, known or not."""
+    if not (path.startswith("/v2/models/") and path.endswith("/infer")):
+        return False
+    slashes = path.count("/")
+    return slashes == 4 or (slashes == 6 and path.split("/")[4] == "versions")
+
+
+class InferHead:
+    """The few request headers that matter here; raises the RequestError that they deserve."""
+
+    __slots__ = ("content_type", "encoding", "json_length", "length", "query")
+
+    def __init__(self, method: str, headers: Iterable[tuple[bytes, bytes]], query: bytes) -> None:
+        if method != "POST":
+            raise MethodNotAllowed(f"method {method}: infer takes POST")
+        self.query = query
+        self.content_type = b""
+        self.json_length: bytes | None = None
+        self.length: int | None = None
+        self.encoding = ""  # gzip or deflate, if any
+        for name, value in headers:
+            if name == b"content-length":
+                self.length = int(value)  # the server's parser has checked it, and that there is one
+            elif name == b"content-type":
+                self.content_type = value.partition(b";")[0].strip().lower()
+            elif name == b"inference-header-content-length":
+                if self.json_length is not None:
+                    raise InvalidInput("Inference-Header-Content-Length: found twice, expected once")
+                self.json_length = value
+            elif name == b"content-encoding":
+                if self.encoding:
+                    raise UnsupportedEncoding("Content-Encoding: found twice, expected one coding")
+                self.encoding = value.strip().lower().decode("latin-1")
+        if self.encoding == "identity":
+            self.encoding = ""
+        if self.encoding and self.encoding not in ENCODINGS:
+            raise UnsupportedEncoding(
+                f"Content-Encoding: found {self.encoding[:40]!r}, expected {' or '.join(ENCODINGS)}"
+            )
+        if self.content_type not in (b"", JSON, OCTETS, NPY):
+            raise UnsupportedMedia(
+                f"Content-Type: found {self.content_type[:80].decode('latin-1')!r}, expected application/json, "
+                "application/octet-stream or application/x-npy"
+                + ("; curl sends this unless -H names another" if b"form-urlencoded" in self.content_type else "")
+            )
+
+    def decode(self, signature: Signature, body: memoryview, max_json: int) -> Decoded:
+        """The body as arrays, by its content type."""
+        if self.content_type == NPY:
+            seq_lens = parse_qs(self.query.decode("latin-1"), keep_blank_values=True).get("seq_lens", [])
+            if len(seq_lens) > 1:
+                raise InvalidInput(f"seq_lens: {len(seq_lens)} times in the query, expected once")
+            return decode_npy(signature, body, seq_lens[0] if seq_lens else None)
+        if self.content_type == OCTETS and self.json_length is None:
+            raise InvalidInput(
+                "Inference-Header-Content-Length: missing; binary tensors need it (0: the body is `tokens` alone)"
+            )
+        return decode(signature, body, self.json_length, max_json)
