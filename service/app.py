@@ -29,6 +29,7 @@ from service.parts import Parts
 from service.repository import Repository
 from service.request import Bounds
 from service.settings import Settings
+from service.shrinking import shrink_arenas
 
 log = logging.getLogger("tokenslab")
 
@@ -127,12 +128,17 @@ class App:
         self._direct = Direct(self._infer, asyncio.get_running_loop())
         engine.start()
         control = ModelControl(
-            repository, settings, lambda found: load_bundle(found, settings, engine.between), batcher.retire
+            repository,
+            settings,
+            lambda found: load_bundle(found, settings, engine.between, repository.memory_bytes),
+            batcher.retire,
         )
         self._parts.running = control
         watching = [asyncio.create_task(self._watch_keys())]
         if settings.poll_s:
             watching.append(asyncio.create_task(control.poll(settings.poll_s)))
+        if settings.shrink_after_s:
+            watching.append(asyncio.create_task(shrink_arenas(repository, engine.between, settings.shrink_after_s)))
         self.lifecycle.started = True
         log.info("ready: %s threads on provider %s", settings.threads, settings.provider)
         try:

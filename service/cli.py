@@ -45,6 +45,7 @@ def serve(
         float | None, typer.Option("--drain-delay", help="SIGTERM to closed listener, seconds")
     ] = None,
     drain_limit_s: Annotated[float | None, typer.Option("--drain-limit", help="Then, time to answer, seconds")] = None,
+    max_memory_mib: Annotated[float | None, typer.Option(help="Weights and arenas of all models; 0: any")] = None,
     api_keys_file: Annotated[Path | None, typer.Option(help="Keys of clients, name:key a line")] = None,
     admin_keys_file: Annotated[Path | None, typer.Option(help="Keys of those who may load and unload")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,

@@ -8,27 +8,35 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 
+from service.arena import ArenaUse
 from service.errors import BundleError
 from service.manifest import MANIFEST, Manifest, Variant, read_manifest
 from service.memory import Memory
 from service.model import Model
 from service.packing import Float32, Limits
+from service.process_memory import resident_bytes, return_free_memory
 from service.recheck import holds
 from service.repository import Loaded, Repository
 from service.session import open_session
-from service.settings import Settings
+from service.settings import MIB, Settings
 from service.versions import Found, bundle_folders, chosen, scan_bundle
 
 log = logging.getLogger("tokenslab.repository")
 
 # Runs one warm-up window now, or when the engine that serves others has a gap for it.
 Between = Callable[[Callable[[], Float32]], Float32]
+
+
+# Measured on files of 19 MB (fp32) and less: ONNX Runtime keeps the weights and a copy in its kernels' own layout, and
+# needs the parsed file beside them while it loads.
+KEPT, LOADING = 2.0, 3.2
 
 
 def _at_once(run: Callable[[], Float32]) -> Float32:
@@ -52,7 +60,7 @@ def load_repository(settings: Settings) -> Repository:
             raise BundleError(f"{folder}: has versions {', '.join(map(str, versions))}, none of {settings.versions}")
         for found in wanted.values():
             try:
-                fresh = load_bundle(found, settings)
+                fresh = load_bundle(found, settings, in_use=repository.memory_bytes)
             except OSError as cause:
                 raise BundleError(f"{cause.filename}: {cause.strerror}") from cause
             clash = repository.clashes(fresh)
@@ -64,10 +72,13 @@ def load_repository(settings: Settings) -> Repository:
     return repository
 
 
-def load_bundle(found: Found, settings: Settings, between: Between = _at_once) -> Loaded:
+def load_bundle(
+    found: Found, settings: Settings, between: Between = _at_once, in_use: Callable[[], int] = lambda: 0
+) -> Loaded:
     """Every precision of the bundle that `settings.provider` can run, by the names it is served under.
 
-    `between` is given each warm-up run, so that a model which is loaded beside others takes its turn.
+    `between` is given each warm-up run, so that a model which is loaded beside others takes its turn; `in_use` tells
+    the bytes that all models take already.
 
     Raises:
         BundleError: names the file that cannot be served and why.
@@ -83,7 +94,10 @@ def load_bundle(found: Found, settings: Settings, between: Between = _at_once) -
         )
     named: dict[str, Model] = {}
     for variant in variants:
+        taken = in_use() + sum({model.label: model.memory_bytes for model in named.values()}.values())
+        _check_room(folder / variant.file, LOADING * variant.bytes, taken, settings)
         model = _load_variant(folder, manifest, variant, settings, between)
+        _check_room(folder / variant.file, model.memory_bytes, taken, settings)
         named[model.label] = model
         if variant.precision == manifest.default_precision:
             named[manifest.name] = model
@@ -91,7 +105,7 @@ def load_bundle(found: Found, settings: Settings, between: Between = _at_once) -
 
 
 def _load_variant(folder: Path, manifest: Manifest, variant: Variant, settings: Settings, between: Between) -> Model:
-    began = time.perf_counter()
+    began, before = time.perf_counter(), resident_bytes()
     path = folder / variant.file
     session = open_session(path, variant.provider, settings.threads)
     _check_signature(path, session, manifest)
@@ -102,12 +116,26 @@ def _load_variant(folder: Path, manifest: Manifest, variant: Variant, settings: 
     memory_slab = None if manifest.d_memory is None else np.empty((len(slab), manifest.d_memory), np.float32)
     model = Model(label, str(manifest.version), manifest, variant, session, slab, limits, memory_slab)
     _warm_up(path, model, lambda *inputs: between(partial(model.run, *inputs)), settings.max_sequence_tokens)
+    return_free_memory()
+    after = resident_bytes()
+    grown = 0 if before is None or after is None else after - before
+    slabs = slab.nbytes + (0 if memory_slab is None else memory_slab.nbytes)
+    model = replace(model, memory_bytes=max(int(KEPT * variant.bytes), grown) + slabs, arena=ArenaUse())
     log.info(
-        "loaded %s version %s on %s: certificate %s, %.1f MB, %.2f s",
+        "loaded %s version %s on %s: certificate %s, %.1f MB, %.1f MB in memory, %.2f s",
         *(label, manifest.version, variant.provider, variant.certificate.kind),
-        *(variant.bytes / 1e6, time.perf_counter() - began),
+        *(variant.bytes / 1e6, model.memory_bytes / 1e6, time.perf_counter() - began),
     )
     return model
+
+
+def _check_room(path: Path, needed: float, taken: int, settings: Settings) -> None:
+    budget = settings.max_memory_mib * MIB
+    if budget and taken + needed > budget:
+        raise BundleError(
+            f"{path}: needs {needed / MIB:.1f} MiB, {taken / MIB:.1f} MiB are taken by other models, "
+            f"max_memory_mib is {settings.max_memory_mib:g}"
+        )
 
 
 def _limits(name: str, variant: Variant, settings: Settings) -> Limits:

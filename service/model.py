@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnxruntime as ort
 
+from service.arena import ArenaUse
 from service.manifest import Certificate, Manifest, Variant
 from service.memory import Memory
 from service.packing import Float32, Int64, Limits
-from service.session import run_packed
+from service.process_memory import return_free_memory
+from service.session import run_packed, shrinking
 from service.statistics import ModelStatistics
 
 
@@ -26,6 +29,8 @@ class Model:
     limits: Limits
     memory_slab: Float32 | None = None  # (capacity, d_memory), where the model takes a memory
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
+    arena: ArenaUse = field(default_factory=ArenaUse)
+    memory_bytes: int = 0  # weights and arena, as measured while it was loaded, and the slabs
 
     @property
     def has_sequences(self) -> bool:
@@ -38,6 +43,20 @@ class Model:
     def run(self, tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None) -> Float32:
         """One `session.run`; raises whatever ONNX Runtime raises."""
         out = run_packed(self.session, tokens, seq_lens, memory)
+        rows = len(tokens) if memory is None else len(tokens) + len(memory.rows)
+        self.arena.note(rows, 0 if seq_lens is None else int(seq_lens.max(initial=0)))
         if out.shape != (len(tokens), self.manifest.d_out):
             raise RuntimeError(f"{self.label}: out is {out.shape}, expected {(len(tokens), self.manifest.d_out)}")
         return out
+
+    def shrink(self) -> None:
+        """Give back what the arena has grown by for larger windows, and all else that is free; as `run`, one at a time.
+
+        Takes a run of one row, and 1 to 10 ms.
+        """
+        tokens = np.zeros((1, self.manifest.d_in), np.float32)
+        lens = np.ones(1, np.int64) if self.has_sequences else None
+        width = self.manifest.d_memory
+        memory = None if width is None else Memory(np.zeros((1, width), np.float32), np.ones(1, np.int64))
+        run_packed(self.session, tokens, lens, memory, shrinking(self.session))
+        return_free_memory()

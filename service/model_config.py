@@ -22,6 +22,9 @@ def configuration(name: str, model: Model, settings: Settings) -> dict[str, Any]
     inputs = [_tensor("tokens", "TYPE_FP32", [*lead, manifest.d_in])]
     if model.has_sequences:
         inputs.append(_tensor("seq_lens", "TYPE_INT64", [-1]))
+    if manifest.d_memory is not None:
+        inputs.append(_tensor("memory", "TYPE_FP32", [-1, manifest.d_memory]))
+        inputs.append(_tensor("memory_seq_lens", "TYPE_INT64", [-1]))
     return {
         "name": name,
         "platform": "onnxruntime_onnx",

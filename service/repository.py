@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
+from weakref import WeakSet
 
 from service.errors import NotFound
 from service.model import Model
@@ -48,6 +49,7 @@ class Repository:
         self._models: dict[Key, Model] = {}
         self._versions: dict[str, tuple[str, ...]] = {}
         self._remarks: dict[Key, tuple[State, str]] = {}
+        self._alive: WeakSet[Model] = WeakSet()  # those that still answer their last requests too
         self._watchers: list[Callable[[], None]] = []
         self.swap(loaded, ())
 
@@ -78,6 +80,14 @@ class Repository:
         """Names of the bundles of which something is served."""
         return {name for name, _ in self._loaded}
 
+    def memory_bytes(self) -> int:
+        """What all models take that are served, or were and are still held."""
+        return sum(model.memory_bytes for model in self._alive)
+
+    def models(self) -> set[Model]:
+        """Every model that is served, once."""
+        return set(self._models.values())
+
     def clashes(self, fresh: Loaded) -> str | None:
         """A name that `fresh` would take from another bundle, as text; None if there is none."""
         owners = {name: held.bundle[0] for held in self._loaded.values() for name in held.models}
@@ -92,12 +102,13 @@ class Repository:
 
         Returns the models that are not served any more, each once.
         """
-        before = set(self._models.values())
+        before = self.models()
         for key in gone:
             del self._loaded[key]
             self._remarks.pop(key, None)
         for held in fresh:
             self._loaded[held.bundle] = held
+            self._alive.update(held.models.values())
             self._remarks.pop(held.bundle, None)
         self._models = {
             (name, version): model for (_, version), held in self._loaded.items() for name, model in held.models.items()
@@ -108,7 +119,7 @@ class Repository:
         self._versions = versions
         for watcher in self._watchers:
             watcher()
-        return list(before - set(self._models.values()))
+        return list(before - self.models())
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` after every swap: who keeps what `get` returned must ask again."""

@@ -58,7 +58,11 @@ def open_session(path: Path, provider: Provider, threads: int) -> ort.InferenceS
 
 
 def run_packed(
-    session: ort.InferenceSession, tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None
+    session: ort.InferenceSession,
+    tokens: Float32,
+    seq_lens: Int64 | None,
+    memory: Memory | None = None,
+    options: ort.RunOptions | None = None,
 ) -> Float32:
     """One window by the names of a bundle's inputs: (n, d_in) -> `out` (n, d_out); raises what ONNX Runtime raises."""
     feeds: dict[str, Float32 | Int64] = {"tokens": tokens}
@@ -66,8 +70,17 @@ def run_packed(
         feeds["seq_lens"] = seq_lens
     if memory is not None:
         feeds["memory"], feeds["memory_seq_lens"] = memory.rows, memory.seq_lens
-    out: Float32 = session.run(["out"], feeds)[0]
+    out: Float32 = session.run(["out"], feeds, options)[0]
     return out
+
+
+def shrinking(session: ort.InferenceSession) -> ort.RunOptions:
+    """Options of a run after which the session's arenas give back what no run uses; the run itself is as any other."""
+    options = ort.RunOptions()
+    options.log_severity_level = 3
+    devices = ["cpu:0", "gpu:0"] if PROVIDERS["cuda"] in session.get_providers() else ["cpu:0"]
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", ";".join(devices))
+    return options
 
 
 def session_facts(threads: int) -> dict[str, str]:

@@ -51,6 +51,15 @@ class Settings(BaseSettings):
         le=86_400,
         description="How often to look for new, changed and vanished versions; 0: never. A look costs a stat a file",
     )
+    max_memory_mib: float = Field(
+        0, ge=0, description="Weights and arenas of all models; a load beyond it is refused; a swap needs both; 0: any"
+    )
+    shrink_after_s: float = Field(
+        10,
+        ge=0,
+        le=86_400,
+        description="Arenas that large windows grew shrink when none came for so long; 0: never. It takes 10 ms",
+    )
     host: str = Field(
         "127.0.0.1", min_length=1, description="Address to listen on; beyond loopback anyone there can ask"
     )
