@@ -49,7 +49,9 @@ def expert_shares(module: nn.Module) -> dict[str, Fraction]:
         share = Fraction(layer.router.top_k, layer.router.num_experts)
         shares |= {id(parameter): share for parameter in layer.experts.parameters()}
     named = module.named_parameters(remove_duplicate=False)
-    return {name: shares[id(parameter)] for name, parameter in named if parameter.dim() == 2 and id(parameter) in shares}
+    return {
+        name: shares[id(parameter)] for name, parameter in named if parameter.dim() == 2 and id(parameter) in shares
+    }
 
 
 def share_of(matmul: ir.Node, shares: Mapping[str, Fraction]) -> Fraction | None:

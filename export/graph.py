@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from fractions import Fraction
 from typing import Final
 
 import onnx_ir as ir
@@ -19,6 +20,7 @@ from onnxscript.optimizer import fold_constants
 from torch import nn
 
 from export.errors import ExportError
+from export.experts import share_of
 from export.normalise import gemm_to_matmul
 from service.manifest import Kind
 
@@ -81,17 +83,19 @@ def to_graph(module: nn.Module, kind: Kind, d_in: int) -> ir.Model:
     return model
 
 
-def weight_flops(model: ir.Model) -> int:
+def weight_flops(model: ir.Model, shares: Mapping[str, Fraction] | None = None) -> int:
     """Count 2 x multiply-adds of the weight matmuls for one token.
 
-    A matmul that runs several times for each token (the token was reshaped into parts) counts that often.
+    A matmul that runs several times for each token (the token was reshaped into parts) counts that often; one that only
+    a share of the tokens meets (`export.experts.expert_shares`) counts for that share.
     """
-    flops = 0
+    flops = Fraction(0)
     for node in model.graph:
         if node.op_type != "MatMul" or (weight := node.inputs[1]) is None or not weight.is_initializer():
             continue
-        flops += 2 * _fixed_size(weight) * _fixed_rows(node.inputs[0])
-    return flops
+        share = share_of(node, shares or {})
+        flops += 2 * _fixed_size(weight) * _fixed_rows(node.inputs[0]) * (1 if share is None else share)
+    return int(flops)
 
 
 def width_of_output(model: ir.Model) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import nn
 
-from export.blocks import FFN, BlockStack, SelfAttention, TransformerBlock
+from export.blocks import FFN, BlockStack, MixtureOfExperts, ResidualFFN, SelfAttention, TransformerBlock
+from export.blocks.moe import experts_of
 from service.manifest import Kind
 from service.packing import Float32
 
@@ -41,6 +42,31 @@ def pack_ffn(ffn: FFN, proofs: Mapping[str, float]) -> Packed:
         "bias": ffn.up.bias is not None,
     }
     return Packed(ffn, "position-wise", d, [ffn], 1, architecture, proofs)
+
+
+def pack_moe(moe: MixtureOfExperts, family: str, proofs: Mapping[str, float] | None = None) -> Packed:
+    """Describe a mixture of experts of our own."""
+    architecture = {"family": family, **describe_experts(moe)}
+    return Packed(moe, "position-wise", moe.router.projection.in_features, [moe], 1, architecture, proofs or {})
+
+
+def pack_residual(layer: ResidualFFN, family: str) -> Packed:
+    """Describe an FFN or mixture of experts of our own with its norm and residual."""
+    inner = pack_ffn(layer.ffn, {}) if isinstance(layer.ffn, FFN) else pack_moe(layer.ffn, family)
+    architecture = {**inner.architecture, "family": family, "norm": type(layer.norm).__name__, "norm_place": "pre"}
+    return replace(inner, module=layer, layers=[layer], architecture=architecture)
+
+
+def describe_experts(moe: MixtureOfExperts) -> dict[str, str | int | float | bool]:
+    """The facts of a mixture of experts."""
+    expert = experts_of(moe)[0]
+    return {
+        "experts": moe.router.num_experts,
+        "experts_per_token": moe.router.top_k,
+        "expert_d_ff": expert.down.in_features,
+        "activation": expert.activation_name,
+        "bias": expert.up.bias is not None,
+    }
 
 
 def pack_stack(stack: BlockStack, family: str, proofs: Mapping[str, float] | None = None) -> Packed:

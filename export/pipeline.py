@@ -20,6 +20,7 @@ from export.adapters.registry import pack
 from export.bundle import check_free, check_name, new_bundle
 from export.certify import certify, check_position_wise
 from export.errors import ExportError, ProofError
+from export.experts import check_experts, expert_shares
 from export.graph import to_graph, weight_flops, width_of_output
 from export.lowering import lower
 from export.packed import Packed
@@ -117,6 +118,7 @@ def export_packed(
     progress("Export the graph")
     graph = to_graph(packed.module, packed.kind, packed.d_in)
     check_weights(graph)
+    check_experts(graph, packed.module)
     matmuls = count_weight_matmuls(graph)
     if packed.depth is None:  # an FFN is two matmuls
         packed = replace(packed, depth=max(1, (matmuls + 1) // 2))
@@ -139,7 +141,7 @@ def export_packed(
             d_out=width_of_output(graph),
             default_precision=options.default(),
             parameters=parameters,
-            flops_per_token=weight_flops(graph),
+            flops_per_token=weight_flops(graph, expert_shares(packed.module)),
             architecture={**packed.architecture, "weight_matmuls": matmuls},
             source={
                 **source,

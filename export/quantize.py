@@ -21,6 +21,7 @@ import onnx.parser
 import onnx_ir as ir
 
 from export.errors import ExportError
+from export.routing import is_router
 
 DOMAIN: Final = "tokenslab"  # of every model-local function and intent
 OPERATOR: Final = "QuantizedMatMul"
@@ -75,6 +76,8 @@ FUNCTION: Final = f"""
 def quantize_int8(model: ir.Model) -> ir.Model:
     """Replace every MatMul by a float32 (K, N) initializer with a call of the function above; `model` stays as it is.
 
+    Those that route tokens to experts stay float: noise there would send tokens elsewhere.
+
     Initializers per weight: `<name>.int8` uint8 (K, N) with zero point 128, `<name>.scales` float32 (N,) and
     `<name>.column_sums` float32 (1, N), the scaled sums over K. Activations may have any rank. Float weights without
     another use are dropped.
@@ -89,6 +92,8 @@ def quantize_int8(model: ir.Model) -> ir.Model:
         weight = node.inputs[1] if (node.domain, node.op_type) == ("", "MatMul") else None
         if weight is None or not weight.is_initializer() or weight.shape is None or weight.shape.rank() != 2:
             continue
+        if is_router(node):
+            continue
         if weight not in quantized:
             quantized[weight] = _quantized_initializers(graph, weight)
         _replace(graph, node, weight, quantized[weight])
@@ -97,7 +102,11 @@ def quantize_int8(model: ir.Model) -> ir.Model:
     for weight in quantized:
         if not weight.uses() and not weight.is_graph_output():
             del graph.initializers[str(weight.name)]
-    left = [f"{node.op_type} {node.name or node.outputs[0].name!r}" for node in _weight_operators(model)]
+    left = [
+        f"{node.op_type} {node.name or node.outputs[0].name!r}"
+        for node in _weight_operators(model)
+        if not is_router(node)
+    ]
     if left:
         raise ExportError(f"int8: {len(left)} weight operators would stay in float: {', '.join(left[:5])}")
     opset = model.opset_imports[""]

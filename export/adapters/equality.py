@@ -28,6 +28,7 @@ def prove_equal(
     *,
     one_sequence: Callable[[Tensor], Tensor] | None = None,
     layers: Sequence[nn.Module] | None = None,
+    seq_lens: Sequence[tuple[int, ...]] = SEQ_LENS,
     seed: int = 0,
     bar: float = BAR,
     hint: str = "",
@@ -39,6 +40,7 @@ def prove_equal(
         packed: what the adapter made of it; "sequence" or "position-wise".
         one_sequence: runs the original on float64 rows (n, d_in) and returns (n, d_out); None: `original(rows)`.
         layers: parts of the original, which are float64 one at a time as they are called; None: all of it at once.
+        seq_lens: the windows to compare.
         seed: of the random tokens.
         bar: largest relative error allowed.
         hint: ends the message of a difference.
@@ -54,16 +56,16 @@ def prove_equal(
     run = one_sequence if one_sequence is not None else original
     generator = torch.Generator().manual_seed(seed)
     worst = 0.0
-    for seq_lens in SEQ_LENS:
-        tokens = torch.randn(sum(seq_lens), packed.d_in, generator=generator, dtype=torch.float64)
+    for lengths in seq_lens:
+        tokens = torch.randn(sum(lengths), packed.d_in, generator=generator, dtype=torch.float64)
         with _as_export_error(f"{name} failed in float64"):
             upcast = float64(original) if layers is None else float64_layer_by_layer(layers)
             with upcast, _no_fast_path():
-                expected = torch.cat([run(rows) for rows in _split(tokens, seq_lens)])
+                expected = torch.cat([run(rows) for rows in _split(tokens, lengths)])
         with _as_export_error(f"the packed {name} failed in float64"), float64_layer_by_layer(packed.layers):
-            lengths = (torch.tensor(seq_lens),) if packed.kind == "sequence" else ()
-            found: Tensor = packed.module(tokens, *lengths)
-        worst = max(worst, _compare(name, found, expected, seq_lens, bar, hint))
+            more = (torch.tensor(lengths),) if packed.kind == "sequence" else ()
+            found: Tensor = packed.module(tokens, *more)
+        worst = max(worst, _compare(name, found, expected, lengths, bar, hint))
     return replace(packed, proofs={**packed.proofs, EQUALS: worst})
 
 

@@ -1,4 +1,4 @@
-"""This package's own blocks, which are packed already: FFN, TransformerBlock and BlockStack."""
+"""This package's own blocks, which are packed already: FFN, MixtureOfExperts, TransformerBlock and BlockStack."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from torch import nn
 
 from export.adapters.registry import PackOptions, register_adapter
 from export.adapters.row_proof import prove_rows_independent
-from export.blocks import FFN, BlockStack, TransformerBlock
+from export.blocks import FFN, BlockStack, MixtureOfExperts, TransformerBlock
 from export.errors import ExportError
-from export.packed import Packed, pack_ffn, pack_stack
+from export.packed import Packed, pack_ffn, pack_moe, pack_stack
 from export.precision import float64
 
 
 def _is_ffn(module: nn.Module) -> bool:
     return type(module) is FFN  # a subclass may compute anything
+
+
+def _is_moe(module: nn.Module) -> bool:
+    return type(module) is MixtureOfExperts
 
 
 def _is_block(module: nn.Module) -> bool:
@@ -26,6 +30,14 @@ def pack_own_ffn(ffn: FFN, options: PackOptions) -> Packed:
     with float64(ffn):
         error = prove_rows_independent(ffn, ffn.up.in_features, options.seed)
     return pack_ffn(ffn, {"rows are independent": error})
+
+
+@register_adapter(_is_moe)
+def pack_own_moe(moe: MixtureOfExperts, options: PackOptions) -> Packed:
+    """Describe a mixture of ours; its experts' activation may be the caller's own, so that rows are proved."""
+    with float64(moe):
+        error = prove_rows_independent(moe, moe.router.projection.in_features, options.seed)
+    return pack_moe(moe, "moe", {"rows are independent": error})
 
 
 @register_adapter(_is_block, accepts_causal=True)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from export.blocks.attention import SelfAttention, varlen_attention
 from export.blocks.ffn import ACTIVATIONS, FFN, Activation
+from export.blocks.moe import MixtureOfExperts, Router
 from export.blocks.relative_bias import RelativeBias
+from export.blocks.residual import ResidualFFN
 from export.blocks.rotary import Rotary, sequence_positions
 from export.blocks.transformer import BlockStack, TransformerBlock, make_norm
 
@@ -17,8 +19,11 @@ __all__ = [
     "FFN",
     "Activation",
     "BlockStack",
+    "MixtureOfExperts",
     "RelativeBias",
+    "ResidualFFN",
     "Rotary",
+    "Router",
     "SelfAttention",
     "TransformerBlock",
     "make_norm",

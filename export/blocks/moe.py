@@ -85,8 +85,10 @@ class MixtureOfExperts(nn.Module):
         self.experts = nn.ModuleList(experts)
         if len(self.experts) != router.num_experts:
             raise ValueError(f"{len(self.experts)} experts, but the router has {router.num_experts} logits")
-        shapes = {(e.up.in_features, e.down.in_features, e.down.out_features, e.gated, e.up.bias is None)
-                  for e in experts_of(self)}
+        shapes = {
+            (e.up.in_features, e.down.in_features, e.down.out_features, e.gated, e.up.bias is None)
+            for e in experts_of(self)
+        }
         d = router.projection.in_features
         if len(shapes) != 1 or {(width, out) for width, _, out, _, _ in shapes} != {(d, d)}:
             raise ValueError(f"the experts must be FFNs of one shape, {d} wide as the router is")

@@ -6,10 +6,11 @@ of intents registers its bodies here; this package knows neither torch nor files
 
 from __future__ import annotations
 
-from export.lowering import attention, rotary
+from export.lowering import attention, rotary, routing
 from export.lowering.registry import Body, BodyMaker, Provider, lower, register_body
 
 attention.register()
 rotary.register()
+routing.register()
 
 __all__ = ["Body", "BodyMaker", "Provider", "lower", "register_body"]

@@ -10,8 +10,7 @@ from typing import Final
 import onnx_ir as ir
 
 from export.lowering.registry import Body, register_body
-
-ROUTE: Final = "Route"
+from export.routing import ROUTE, ROUTE_NORMALISED
 
 # logits and weights are float32 (N, experts) and (N, top_k), chosen is int64 (N, top_k), best first. The choice is made
 # on logits: small probabilities underflow to the same zero. A row with NaN or Inf gets weights that are NaN.
@@ -40,7 +39,7 @@ _SHARES_OF_ALL: Final = """
 
 def _body(node: ir.Node) -> Body:
     if node.attributes.get_int("normalise", 0):
-        return Body("RouteNormalised", _SHARES_OF_THE_CHOSEN)
+        return Body(ROUTE_NORMALISED, _SHARES_OF_THE_CHOSEN)
     return Body(ROUTE, _SHARES_OF_ALL)
 
 

@@ -1,0 +1,96 @@
+"""transformers' Switch and Mixtral FFNs: proved equal to the originals, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import MixtralConfig, SwitchTransformersConfig
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.switch_transformers.modeling_switch_transformers import (
+    SwitchTransformersLayerFF,
+    SwitchTransformersSparseMLP,
+)
+
+from export.adapters.equality import EQUALS
+from export.adapters.registry import pack
+from export.blocks import MixtureOfExperts, ResidualFFN
+from export.errors import ExportError, ProofError
+
+D = 24
+
+
+def random_weights(module: nn.Module) -> nn.Module:
+    for name, parameter in module.named_parameters():  # norms that do nothing prove nothing
+        nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.3)
+    return module
+
+
+def mixtral(**options: Any) -> nn.Module:
+    config = MixtralConfig(hidden_size=D, intermediate_size=40, num_local_experts=6, num_attention_heads=2, **options)
+    return random_weights(MixtralSparseMoeBlock(config))
+
+
+def switch(kind: type[nn.Module] = SwitchTransformersSparseMLP, **options: Any) -> nn.Module:
+    sparse = {"is_sparse": options.pop("is_sparse")} if "is_sparse" in options else {}
+    config = SwitchTransformersConfig(d_model=D, d_ff=40, **{"num_experts": 6, "expert_capacity": 1, **options})
+    return random_weights(kind(config, **sparse))
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 6])
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+def test_mixtrals_sparse_block_equals_its_packed_form(top_k: int, act: str) -> None:
+    packed = pack(mixtral(num_experts_per_tok=top_k, hidden_act=act).train())
+    assert packed.kind == "position-wise"
+    assert packed.proofs[EQUALS] < 1e-14
+    assert packed.architecture["experts_per_token"] == top_k
+    assert packed.architecture["activation"] == {"silu": "swiglu", "gelu": "geglu"}[act]
+
+
+@pytest.mark.parametrize("router_bias", [False, True])
+def test_switchs_sparse_mlp_equals_its_packed_form_once_it_drops_no_token(router_bias: bool) -> None:
+    original = switch(router_bias=router_bias)
+    packed = pack(original)
+    assert packed.proofs[EQUALS] < 1e-14
+    assert packed.architecture["experts"] == 6
+    assert original.router.expert_capacity == 1  # type: ignore[union-attr]
+    rows = torch.randn(64, D)
+    with torch.no_grad():
+        kept = original.eval()(rows.unsqueeze(0)).squeeze(0).abs().sum(1) > 0
+        assert int(kept.sum()) <= 6  # a capacity of one for each expert
+        assert bool((packed.module(rows).abs().sum(1) > 0).all())
+
+
+@pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
+@pytest.mark.parametrize("act", ["relu", "gelu_new"])
+def test_switchs_ffn_layer_with_norm_and_residual_equals_its_packed_form(is_sparse: bool, act: str) -> None:
+    packed = pack(switch(SwitchTransformersLayerFF, is_sparse=is_sparse, dense_act_fn=act))
+    assert packed.proofs[EQUALS] < 1e-14
+    assert isinstance(packed.module, ResidualFFN)
+    assert isinstance(packed.module.ffn, MixtureOfExperts) is is_sparse
+    assert packed.architecture["norm"] == "RMSNorm"
+
+
+def test_the_proof_has_tokens_for_each_of_many_experts() -> None:
+    assert pack(switch(num_experts=20)).architecture["experts_met_by_the_proof"] == 20
+
+
+def test_an_activation_without_a_gated_form_is_refused() -> None:
+    with pytest.raises(ExportError, match="hidden_act is 'tanh': an expert's gate must be silu or gelu"):
+        pack(mixtral(hidden_act="tanh"))
+
+
+class Doubled(MixtralSparseMoeBlock):  # type: ignore[misc]
+    """Says that it is Mixtral's and computes a little more."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = super().forward(hidden_states) * (1 + 1e-9)
+        return out
+
+
+def test_a_subclass_is_judged_by_what_it_computes() -> None:
+    config = MixtralConfig(hidden_size=D, intermediate_size=40, num_local_experts=4, num_attention_heads=2)
+    with pytest.raises(ProofError, match="Doubled does not compute what its weights say"):
+        pack(random_weights(Doubled(config)))
