@@ -37,8 +37,7 @@ def pack_ffn(ffn: FFN, proofs: Mapping[str, float]) -> Packed:
     d = ffn.up.in_features
     architecture: dict[str, str | int | float | bool] = {
         "family": "ffn",
-        "d_ff": ffn.down.in_features,
-        "activation": ffn.activation_name,
+        **describe_ffn(ffn),
         "bias": ffn.up.bias is not None,
     }
     return Packed(ffn, "position-wise", d, [ffn], 1, architecture, proofs)
@@ -46,7 +45,8 @@ def pack_ffn(ffn: FFN, proofs: Mapping[str, float]) -> Packed:
 
 def pack_moe(moe: MixtureOfExperts, family: str, proofs: Mapping[str, float] | None = None) -> Packed:
     """Describe a mixture of experts of our own."""
-    architecture = {"family": family, **describe_experts(moe)}
+    bias = experts_of(moe)[0].up.bias is not None
+    architecture = {"family": family, **describe_ffn(moe), "bias": bias}
     return Packed(moe, "position-wise", moe.router.projection.in_features, [moe], 1, architecture, proofs or {})
 
 
@@ -57,16 +57,12 @@ def pack_residual(layer: ResidualFFN, family: str) -> Packed:
     return replace(inner, module=layer, layers=[layer], architecture=architecture)
 
 
-def describe_experts(moe: MixtureOfExperts) -> dict[str, str | int | float | bool]:
-    """The facts of a mixture of experts."""
-    expert = experts_of(moe)[0]
-    return {
-        "experts": moe.router.num_experts,
-        "experts_per_token": moe.router.top_k,
-        "expert_d_ff": expert.down.in_features,
-        "activation": expert.activation_name,
-        "bias": expert.up.bias is not None,
-    }
+def describe_ffn(ffn: FFN | MixtureOfExperts) -> dict[str, str | int | float | bool]:
+    """The facts of an FFN, or of a mixture's experts and their number."""
+    if isinstance(ffn, FFN):
+        return {"d_ff": ffn.down.in_features, "activation": ffn.activation_name}
+    experts = {"experts": ffn.router.num_experts, "experts_per_token": ffn.router.top_k}
+    return {**experts, **describe_ffn(experts_of(ffn)[0])}
 
 
 def pack_stack(stack: BlockStack, family: str, proofs: Mapping[str, float] | None = None) -> Packed:
@@ -83,10 +79,9 @@ def pack_stack(stack: BlockStack, family: str, proofs: Mapping[str, float] | Non
 def _describe(block: TransformerBlock) -> dict[str, str | int | float | bool]:
     eps = getattr(block.norm1, "eps", None)  # an nn.RMSNorm without one takes its dtype's
     return {
-        "d_ff": block.ffn.down.in_features,
+        **describe_ffn(block.ffn),
         "heads": block.attention.num_heads,
         **_describe_attention(block.attention),
-        "activation": block.ffn.activation_name,
         "norm": type(block.norm1).__name__,
         "norm_place": block.place,
         **({} if eps is None else {"eps": float(eps)}),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from export.blocks.attention import SelfAttention
 from export.blocks.ffn import FFN, Activation
+from export.blocks.moe import MixtureOfExperts
 
 NormKind = Literal["layernorm", "rmsnorm"]
 NormPlace = Literal["post", "pre"]
@@ -49,13 +50,19 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.place = place
         self.attention = SelfAttention(d, num_heads, bias=bias, causal=causal)
-        self.ffn = FFN(d, d_ff, activation=activation, bias=bias)
+        self.ffn: FFN | MixtureOfExperts = FFN(d, d_ff, activation=activation, bias=bias)
         self.norm1 = make_norm(norm, d, eps, bias=bias)
         self.norm2 = make_norm(norm, d, eps, bias=bias)
 
     @classmethod
     def of(
-        cls, attention: SelfAttention, ffn: FFN, norm1: nn.Module, norm2: nn.Module, *, place: NormPlace
+        cls,
+        attention: SelfAttention,
+        ffn: FFN | MixtureOfExperts,
+        norm1: nn.Module,
+        norm2: nn.Module,
+        *,
+        place: NormPlace,
     ) -> TransformerBlock:
         """A block of parts that exist: for families whose attention has more to say than `__init__` asks."""
         block = cls.__new__(cls)
