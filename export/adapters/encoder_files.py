@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from export.blocks import BlockStack, TransformerBlock
+from export.blocks import FFN, BlockStack, TransformerBlock
 from export.blocks.transformer import NormPlace
 from export.checkpoint import Checkpoint, read_json
 from export.errors import SourceError
@@ -185,6 +185,7 @@ class _Layer:
             block = TransformerBlock(
                 d, config.heads, d_ff, place=layout.place, activation=config.activation, eps=config.eps
             )
+        assert isinstance(block.ffn, FFN)
         for module, parts, size in (
             (block.attention.qkv, (layout.query, layout.key, layout.value), (d, d)),
             (block.attention.out, (layout.attention_out,), (d, d)),

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from export.adapters.bert import HIDDEN_ACT
+from export.adapters.encoder_files import HIDDEN_ACT
 from export.adapters.experts import empty_ffn, prove_equal_to_experts
 from export.adapters.registry import PackOptions, register_adapter
 from export.blocks import FFN, MixtureOfExperts, Router
