@@ -27,6 +27,10 @@ FFN: Final = Recipe(
     "bench-ffn",
     ("random", "ffn", "--d", "768", "--d-ff", "3072", "--activation", "gelu", "--seed", "0"),
 )
+THIN: Final = Recipe(  # as wide, and next to nothing to compute: what is left is the wire
+    "bench-thin",
+    ("random", "ffn", "--d", "768", "--d-ff", "1", "--activation", "gelu", "--seed", "0"),
+)
 BLOCK: Final = Recipe(
     "bench-block",
     ("random", "block", "--d", "768", "--heads", "12", "--d-ff", "3072", "--activation", "gelu", "--seed", "0"),

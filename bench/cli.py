@@ -18,8 +18,9 @@ from bench.client import AnswerError
 from bench.load import LoadError, choose_generator
 from bench.machine import describe_machine
 from bench.matrix import Plan, Results, run_matrix
+from bench.process import ServerError
 from bench.report import as_json, figures, table
-from bench.server import ServerError
+from bench.wire_cli import wire
 from service.cpu import cpu_quota
 from service.errors import TokenslabError
 from service.manifest import Precision
@@ -32,6 +33,7 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(help="Measure the service against the same graph in-process.", no_args_is_help=True)
     bench.callback()(_group)
     bench.command(epilog="Example: tokenslab bench run --cases 16x32,skewed --rounds 3 --out results.json")(run)
+    bench.command()(wire)
     app.add_typer(bench, name="bench")
 
 

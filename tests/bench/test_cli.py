@@ -11,7 +11,7 @@ import bench.cli
 from bench.machine import Usage
 from bench.matrix import Plan, Results
 from bench.measure import Measurement
-from bench.server import ServerError
+from bench.process import ServerError
 from bench.timing import Load
 
 

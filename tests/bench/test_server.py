@@ -17,7 +17,8 @@ from bench.client import AnswerError, closed_loop, post_all, waves
 from bench.limit import InProcess
 from bench.load import OwnClient, Wrk, choose_generator
 from bench.measure import Bench, check_answers
-from bench.server import Server, ServerError, free_port
+from bench.process import ServerError, free_port
+from bench.server import Server
 from service.manifest import Manifest, read_manifest
 from tests.bundles import relu_ffn, sequence_mean, write_bundle
 
