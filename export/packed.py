@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import nn
 
-from export.blocks import FFN, BlockStack, MixtureOfExperts, ResidualFFN, SelfAttention, TransformerBlock
+from export.blocks import (
+    FFN,
+    BlockStack,
+    BottleneckAdapter,
+    MixtureOfExperts,
+    ResidualFFN,
+    SelfAttention,
+    TransformerBlock,
+)
 from export.blocks.moe import experts_of
 from service.manifest import Kind
 from service.packing import Float32
@@ -87,7 +95,17 @@ def _describe(block: TransformerBlock) -> dict[str, str | int | float | bool]:
         **({} if eps is None else {"eps": float(eps)}),
         "bias": block.attention.qkv.bias is not None,
         "causal": block.attention.causal,
+        **_describe_adapters(block),
     }
+
+
+def _describe_adapters(block: TransformerBlock) -> dict[str, str | int | float | bool]:
+    found = {"attention": block.adapter1, "FFN": block.adapter2}
+    places = [place for place, adapter in found.items() if adapter is not None]
+    if not places:
+        return {}
+    widths = {a.down.out_features for a in found.values() if isinstance(a, BottleneckAdapter)}
+    return {"adapters_after": " and ".join(places), **({"d_bottleneck": widths.pop()} if len(widths) == 1 else {})}
 
 
 def _describe_attention(attention: SelfAttention) -> dict[str, str | int | float | bool]:

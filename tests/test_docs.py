@@ -24,7 +24,9 @@ def test_the_stop_grace_of_compose_is_above_delay_and_limit() -> None:
     assert settings.drain_delay_s + settings.drain_limit_s + 1.5 < int(grace[1])
 
 
-@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/quick-start.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/quick-start.md", "docs/own-module.md"]
+)
 def test_every_make_target_and_linked_file_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

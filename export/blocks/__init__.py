@@ -7,6 +7,7 @@ Position-wise modules are called `forward(tokens)`, the others `forward(tokens, 
 from __future__ import annotations
 
 from export.blocks.attention import SelfAttention, varlen_attention
+from export.blocks.bottleneck import BottleneckAdapter
 from export.blocks.ffn import ACTIVATIONS, FFN, Activation
 from export.blocks.moe import MixtureOfExperts, Router
 from export.blocks.relative_bias import RelativeBias
@@ -19,6 +20,7 @@ __all__ = [
     "FFN",
     "Activation",
     "BlockStack",
+    "BottleneckAdapter",
     "MixtureOfExperts",
     "RelativeBias",
     "ResidualFFN",

@@ -27,7 +27,12 @@ class TransformerBlock(nn.Module):
 
     post: x = norm1(x + attention(x)); x = norm2(x + ffn(x))       (Vaswani et al. 2017)
     pre:  x = x + attention(norm1(x)); x = x + ffn(norm2(x))       (Xiong et al. 2020)
+
+    `adapter1` and `adapter2`, None unless they are set, take what attention and FFN give before the residual.
     """
+
+    adapter1: nn.Module | None
+    adapter2: nn.Module | None
 
     def __init__(
         self,
@@ -53,6 +58,7 @@ class TransformerBlock(nn.Module):
         self.ffn: FFN | MixtureOfExperts = FFN(d, d_ff, activation=activation, bias=bias)
         self.norm1 = make_norm(norm, d, eps, bias=bias)
         self.norm2 = make_norm(norm, d, eps, bias=bias)
+        self.adapter1, self.adapter2 = None, None
 
     @classmethod
     def of(
@@ -69,18 +75,27 @@ class TransformerBlock(nn.Module):
         nn.Module.__init__(block)
         block.place = place
         block.attention, block.ffn, block.norm1, block.norm2 = attention, ffn, norm1, norm2
+        block.adapter1, block.adapter2 = None, None
         return block
 
     def forward(self, tokens: Tensor, seq_lens: Tensor) -> Tensor:
         """Map (N, d) and (S,) to (N, d)."""
         out: Tensor
         if self.place == "pre":
-            tokens = tokens + self.attention(self.norm1(tokens), seq_lens)
-            out = tokens + self.ffn(self.norm2(tokens))
+            tokens = tokens + self._attend(self.norm1(tokens), seq_lens)
+            out = tokens + self._feed_forward(self.norm2(tokens))
         else:
-            tokens = self.norm1(tokens + self.attention(tokens, seq_lens))
-            out = self.norm2(tokens + self.ffn(tokens))
+            tokens = self.norm1(tokens + self._attend(tokens, seq_lens))
+            out = self.norm2(tokens + self._feed_forward(tokens))
         return out
+
+    def _attend(self, tokens: Tensor, seq_lens: Tensor) -> Tensor:
+        attended: Tensor = self.attention(tokens, seq_lens)
+        return attended if self.adapter1 is None else self.adapter1(attended)
+
+    def _feed_forward(self, tokens: Tensor) -> Tensor:
+        fed: Tensor = self.ffn(tokens)
+        return fed if self.adapter2 is None else self.adapter2(fed)
 
 
 class BlockStack(nn.Module):
