@@ -24,9 +24,12 @@ from export.precision import exportable_copy, stored_as
 # Imported before the first module is packed; each registers its own adapters.
 _BUILT_IN: Final = (
     "export.adapters.bert",
+    "export.adapters.gpt2",
+    "export.adapters.llama",
     "export.adapters.mixtral",
     "export.adapters.own_blocks",
     "export.adapters.switch",
+    "export.adapters.t5",
     "export.adapters.torch_transformer",
     "export.adapters.vit",
 )

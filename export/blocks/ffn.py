@@ -22,6 +22,7 @@ ACTIVATIONS: Final[dict[str, tuple[Activation, bool]]] = {
     "gelu": (F.gelu, False),
     "gelu_tanh": (gelu_tanh, False),
     "silu": (F.silu, False),
+    "reglu": (F.relu, True),
     "swiglu": (F.silu, True),
     "geglu": (F.gelu, True),
     "geglu_tanh": (gelu_tanh, True),
