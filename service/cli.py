@@ -90,7 +90,11 @@ def _run(settings: Settings) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
-    server = Server(app, settings)
+    try:
+        server = Server(app, settings)
+    except TokenslabError as error:
+        typer.echo(f"tokenslab serve: {error}", err=True)
+        raise typer.Exit(1) from None
     server.run()
     if server.stopped_by is not None:
         raise typer.Exit(128 + server.stopped_by)

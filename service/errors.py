@@ -124,6 +124,13 @@ class NotReady(RequestError):
     retry_after_s = 1
 
 
+class TooManyConnections(NotReady):
+    """The connection is one more than the limit."""
+
+    reason = "connections"
+    close = True
+
+
 class Stopped(NotReady):
     """The drain limit ended, or a second signal came, before the answer was ready."""
 
@@ -154,6 +161,10 @@ class InternalFault(RequestError):
 
 class BundleError(TokenslabError):
     """A bundle that cannot be served: the message names the file and the reason."""
+
+
+class DescriptorsError(TokenslabError):
+    """The process may not open as many files as the settings need."""
 
 
 class ProviderError(TokenslabError):

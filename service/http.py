@@ -11,26 +11,38 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from service.asgi import error_response
 from service.direct import Direct, DirectHead, DirectRequest, Headers
-from service.errors import BodiesFull, HeadTooLarge, InvalidInput, RequestError
+from service.errors import BodiesFull, HeadTooLarge, InvalidInput, RequestError, TooManyConnections
 from service.infer import JOIN_BYTES
+from service.turned_away import Doorman
 
 _UPGRADE: Final = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 _END: Final = b"\r\n\r\n"
 KNOWN_HEAD_BYTES: Final = 2048  # a longer one is parsed anew; bounds what known heads take
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Open connections; bytes of a request's head; seconds from a connection's first byte to its whole head."""
+
+    connections: int
+    head_bytes: int
+    head_timeout_s: float
+
+
 class HttpProtocol(HttpToolsProtocol):
     """One connection. Subclasses made by `http_protocol` carry the limits."""
 
-    head_bytes: int
-    head_timeout_s: float
+    limits: ConnectionLimits
     direct: Callable[[], Direct | None]
+    refused: Callable[[str], None]
+    doormen: dict[asyncio.AbstractEventLoop, Doorman]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -49,6 +61,11 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection that never sends its first head is closed as one that stalls in it."""
         super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            self.connections.discard(self)
+            limit = f"{self.limits.connections} connections are open, the most there may be (max_connections)"
+            self._doorman().turn_away(transport, self._response(TooManyConnections(limit)))
+            return
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -145,8 +162,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         """Feed the parser, which itself has no bounds, no more than a head or a trailer may be."""
-        if self._unparsed > self.head_bytes:
-            self._refuse(HeadTooLarge(f"head: more than {self.head_bytes} bytes (max_head_kib)"))
+        if self._unparsed > self.limits.head_bytes:
+            self._refuse(HeadTooLarge(f"head: more than {self.limits.head_bytes} bytes (max_head_kib)"))
             return
         self._unparsed += len(data)
         if self._in_head:
@@ -260,10 +277,17 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: RequestError) -> None:
         if not self.transport.is_closing():
-            status, headers, text = error_response(error)
-            lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
-            self.transport.write(STATUS_LINE[status] + lines + b"connection: close\r\n\r\n" + text)
+            self.transport.write(self._response(error))
             self.transport.close()
+
+    def _response(self, error: RequestError) -> bytes:
+        self.refused(error.reason)
+        status, headers, text = error_response(error)
+        lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+        return STATUS_LINE[status] + lines + b"connection: close\r\n\r\n" + text
+
+    def _doorman(self) -> Doorman:
+        return self.doormen.setdefault(self.loop, Doorman(self.loop))
 
     def _rest(self) -> None:
         """The keep-alive timeout, by a timer that is seldom set: setting one costs more than reading a clock."""
@@ -282,7 +306,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_stalled)
+        self._head_timer = self.loop.call_later(self.limits.head_timeout_s, self._head_stalled)
 
     def _cancel_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -309,11 +333,14 @@ class _Reader:
 
 
 def http_protocol(
-    head_bytes: int, head_timeout_s: float, direct: Callable[[], Direct | None] = lambda: None
+    limits: ConnectionLimits, direct: Callable[[], Direct | None], refused: Callable[[str], None]
 ) -> type[HttpProtocol]:
-    """The protocol with its limits; uvicorn makes one instance a connection, after `direct` is there to ask."""
-    limits = {"head_bytes": head_bytes, "head_timeout_s": head_timeout_s, "direct": staticmethod(direct)}
-    return type("LimitedHttpProtocol", (HttpProtocol,), limits)
+    """The protocol with its limits; uvicorn makes one instance a connection, after `direct` is there to ask.
+
+    `refused` is called with the reason of each refusal that no application sees.
+    """
+    parts = {"limits": limits, "direct": staticmethod(direct), "refused": staticmethod(refused), "doormen": {}}
+    return type("LimitedHttpProtocol", (HttpProtocol,), parts)
 
 
 def _without_upgrade(data: bytes) -> bytes:

@@ -71,6 +71,7 @@ class Metrics:
         )
         self.queue_tokens = Gauge("tokenslab_queue_tokens", "Tokens accepted, not yet answered", registry=registry)
         self.body_bytes = Gauge("tokenslab_body_bytes", "Bytes of bodies and slow answers in flight", registry=registry)
+        self.connections = Gauge("tokenslab_connections", "Open connections", registry=registry)
         self.ready = Gauge("tokenslab_ready", "1 while requests are welcome", registry=registry)
 
     def count_answers(self, model: str, tokens: list[int], queue_s: list[float]) -> None:

@@ -18,7 +18,7 @@ _ERRORS: Final[dict[str, str]] = {
     "431": "Request line and headers over max_head_kib; the connection closes",
     "500": "The model failed on this request's window, or a fault of the service; its log has the cause",
     "501": "A part of the protocol that this service does not speak, or a Content-Encoding (then with Accept-Encoding)",
-    "503": "Starting, or stopped before the answer",
+    "503": "Starting, stopped before the answer, or more connections than max_connections",
     "504": "The request's timeout passed first",
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Generator
@@ -16,7 +17,8 @@ from contextlib import contextmanager
 import uvicorn
 
 from service.app import App
-from service.http import HttpProtocol, http_protocol
+from service.errors import DescriptorsError
+from service.http import ConnectionLimits, HttpProtocol, http_protocol
 from service.lifecycle import Lifecycle
 from service.settings import Settings
 
@@ -25,6 +27,9 @@ log = logging.getLogger("tokenslab.server")
 # Between closing the listener and closing idle connections: bytes in flight on a local network arrive well within it.
 LINGER_S = 0.25
 
+# Beside connections: the listener, the event loop's own, logs, and model files while they are read.
+SPARE_DESCRIPTORS = 64
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -32,7 +37,9 @@ class Server(uvicorn.Server):
     """On a signal: ready says 503 at once, requests are served for `drain_delay_s` more, then what was accepted is."""
 
     def __init__(self, app: App, settings: Settings) -> None:
+        allow_descriptors(settings.max_connections + SPARE_DESCRIPTORS)
         super().__init__(server_config(app, settings))
+        app.metrics.connections.set_function(lambda: len(self.server_state.connections))
         self._lifecycle: Lifecycle = app.lifecycle
         self._drain_delay_s = settings.drain_delay_s
         self._reload_keys = app.gate.reload
@@ -81,14 +88,31 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def allow_descriptors(count: int) -> None:
+    """Let this process open `count` files, which a connection is one of.
+
+    Raises:
+        DescriptorsError: the system's hard limit is lower.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < count:
+        raise DescriptorsError(
+            f"max_connections needs {count} file descriptors, this process may open {hard} (ulimit -Hn): lower the "
+            "setting or raise the limit"
+        )
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
 def server_config(app: App, settings: Settings) -> uvicorn.Config:
     """uvicorn's configuration: its C event loop and parser, no access log, no websockets."""
+    limits = ConnectionLimits(settings.max_connections, settings.max_head_kib << 10, settings.head_timeout_s)
     return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=http_protocol(settings.max_head_kib << 10, settings.head_timeout_s, app.direct),
+        http=http_protocol(limits, app.direct, lambda reason: app.metrics.rejections.labels(reason).inc()),
         ws="none",
         lifespan="on",
         access_log=False,

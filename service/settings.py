@@ -99,6 +99,9 @@ class Settings(BaseSettings):
     max_bodies_mib: float = Field(
         512, gt=0, le=1 << 20, description="Bodies and answers in flight, as far as they have arrived; beyond it 429"
     )
+    max_connections: int = Field(
+        2048, ge=1, le=1 << 20, description="Open connections; beyond it 503. Each takes a file descriptor and 20 KiB"
+    )
     max_head_kib: int = Field(64, ge=1, le=1024, description="Largest request line and headers; beyond it 431")
     head_timeout_s: float = Field(10, gt=0, le=86_400, description="From a connection's first byte to its whole head")
     timeout_s: float = Field(

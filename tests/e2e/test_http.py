@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
+from service.errors import DescriptorsError
+from service.server import allow_descriptors
 from tests.e2e.conftest import D
 from tests.e2e.server import Server, binary, serving
 
@@ -154,3 +158,41 @@ def test_a_request_that_says_two_things_is_refused(strict: Server) -> None:
     with strict.raw(post("ffn", 1, "Content-Encoding: gzip\r\nContent-Encoding: identity\r\n")) as link:
         assert link.recv(100).startswith(b"HTTP/1.1 501 ")
     assert strict.ask("/v2/models/ffn/versions//infer", b"{}")[0] == 404
+
+
+def test_a_connection_beyond_the_limit_is_told_so_and_one_that_ends_makes_room(models: Path) -> None:
+    alive = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    with serving(models, "--threads", "1", TOKENSLAB_MAX_CONNECTIONS="3") as server:
+        links = [server.raw(alive) for _ in range(3)]
+        for link in links:
+            assert link.recv(100).startswith(b"HTTP/1.1 200 ")
+        for sent in (b"", alive, post("ffn", 1000)):
+            with server.raw() as late:
+                late.settimeout(20)
+                got = late.recv(1 << 16)  # unasked
+                with suppress(ConnectionError):
+                    late.sendall(sent)
+                    assert late.recv(1) == b""
+            assert got.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nretry-after: 1\r\n" in got
+            assert "max_connections" in json.loads(got.partition(b"\r\n\r\n")[2])["error"]
+        links.pop().close()
+        assert eventually(lambda: server.ask("/v2/health/live")[0] == 200)
+        assert eventually(lambda: server.metric("tokenslab_connections") == 3)
+        assert server.metric("tokenslab_rejections_total", reason="connections") >= 3
+        for link in links:
+            link.close()
+
+
+def test_more_connections_than_the_system_allows_files_are_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allowed = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1000))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: allowed.append(limits))
+    with pytest.raises(DescriptorsError, match="needs 1001 file descriptors, this process may open 1000"):
+        allow_descriptors(1001)
+    allow_descriptors(100)
+    assert not allowed
+    allow_descriptors(900)
+    assert allowed == [(900, 1000)]
