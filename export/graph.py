@@ -27,19 +27,24 @@ from service.manifest import Kind
 OPSET: Final = 21
 INPUT_TOKENS: Final = "tokens"
 INPUT_SEQ_LENS: Final = "seq_lens"
+INPUT_MEMORY: Final = "memory"
+INPUT_MEMORY_SEQ_LENS: Final = "memory_seq_lens"
 OUTPUT: Final = "out"
 
 _SAMPLE_TOKENS: Final = 5  # 0 and 1 would be specialised by torch.export
 _SAMPLE_SEQ_LENS: Final = (2, 3)
+_SAMPLE_MEMORY_SEQ_LENS: Final = (4, 3)
+_MEMORY_ROWS: Final = "memory_rows"  # the dimension
 _NO_LIMIT: Final = 1 << 62
 
 
-def to_graph(module: nn.Module, kind: Kind, d_in: int) -> ir.Model:
+def to_graph(module: nn.Module, kind: Kind, d_in: int, d_memory: int | None = None) -> ir.Model:
     """Export `module` (eval, float32, CPU) with a symbolic number of tokens, and of sequences where it takes them.
 
     Returns:
-        A model with inputs `tokens` float32 (tokens, d_in) and, for "sequence", `seq_lens` int64 (sequences,), and
-        output `out` float32 (tokens, d_out). Weights that are computed from constants are folded into initializers.
+        A model with inputs `tokens` float32 (tokens, d_in) and, for "sequence", `seq_lens` int64 (sequences,), with
+        `d_memory` also `memory` float32 (memory_rows, d_memory) and `memory_seq_lens` int64 (sequences,), and output
+        `out` float32 (tokens, d_out). Weights that are computed from constants are folded into initializers.
 
     Raises:
         ExportError: torch cannot export it, or baked the number of tokens into the graph.
@@ -49,9 +54,15 @@ def to_graph(module: nn.Module, kind: Kind, d_in: int) -> ir.Model:
     inputs: tuple[torch.Tensor, ...] = (tokens,)
     shapes: tuple[dict[int, object], ...] = ({0: tokens_dim},)
     if kind == "sequence":
+        sequences: dict[int, object] = {0: torch.export.Dim("sequences", min=1)}
         inputs = (tokens, torch.tensor(_SAMPLE_SEQ_LENS, dtype=torch.int64))
-        shapes = ({0: tokens_dim}, {0: torch.export.Dim("sequences", min=1)})
-    names = [INPUT_TOKENS, INPUT_SEQ_LENS][: len(inputs)]
+        shapes = ({0: tokens_dim}, sequences)
+        if d_memory is not None:
+            memory_seq_lens = torch.tensor(_SAMPLE_MEMORY_SEQ_LENS, dtype=torch.int64)
+            inputs = (*inputs, torch.zeros(sum(_SAMPLE_MEMORY_SEQ_LENS), d_memory), memory_seq_lens)
+            rows: dict[int, object] = {0: torch.export.Dim(_MEMORY_ROWS, min=1)}
+            shapes = (*shapes, rows, sequences)
+    names = [INPUT_TOKENS, INPUT_SEQ_LENS, INPUT_MEMORY, INPUT_MEMORY_SEQ_LENS][: len(inputs)]
     try:
         with _quiet_exporter(), torch.no_grad():
             program = torch.onnx.export(
@@ -83,8 +94,8 @@ def to_graph(module: nn.Module, kind: Kind, d_in: int) -> ir.Model:
     return model
 
 
-def weight_flops(model: ir.Model, shares: Mapping[str, Fraction] | None = None) -> int:
-    """Count 2 x multiply-adds of the weight matmuls for one token.
+def weight_flops(model: ir.Model, shares: Mapping[str, Fraction] | None = None, *, of_memory: bool = False) -> int:
+    """Count 2 x multiply-adds of the weight matmuls for one token, or with `of_memory` for one row of the memory.
 
     A matmul that runs several times for each token (the token was reshaped into parts) counts that often; one that only
     a share of the tokens meets (`export.experts.expert_shares`) counts for that share.
@@ -92,6 +103,8 @@ def weight_flops(model: ir.Model, shares: Mapping[str, Fraction] | None = None) 
     flops = Fraction(0)
     for node in model.graph:
         if node.op_type != "MatMul" or (weight := node.inputs[1]) is None or not weight.is_initializer():
+            continue
+        if _reads_memory(node) is not of_memory:
             continue
         share = share_of(node, shares or {})
         flops += 2 * _fixed_size(weight) * _fixed_rows(node.inputs[0]) * (1 if share is None else share)
@@ -113,6 +126,13 @@ def _fixed_size(value: ir.Value) -> int:
     for dim in value.shape:
         size *= int(dim)  # type: ignore[arg-type]
     return size
+
+
+def _reads_memory(node: ir.Node) -> bool:
+    """Whether a matmul has a row for each row of the memory, and not for each token."""
+    x = node.inputs[0]
+    first = None if x is None or not x.shape else x.shape[0]
+    return isinstance(first, ir.SymbolicDim) and first.value == _MEMORY_ROWS
 
 
 def _fixed_rows(value: ir.Value | None) -> int:
@@ -145,6 +165,8 @@ def _quiet_exporter() -> Iterator[None]:
     with warnings.catch_warnings():
         # torch's exporter deep-copies a deprecated class of its own; nothing in the user's module causes it.
         warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
+        # As many memories as sequences is what is meant.
+        warnings.filterwarnings("ignore", message=r"(?s).*axis name: sequences will not be used", category=UserWarning)
         registration.setLevel(logging.ERROR)  # four lines about torchvision, which no module here uses
         try:
             yield

@@ -43,11 +43,15 @@ def register(app: typer.Typer) -> None:
 def _facts(manifest: Manifest, total: int) -> Table:
     tokens = f"tokens float32 (tokens, {manifest.d_in})"
     sequences = ", seq_lens int64 (sequences,)" if manifest.kind == "sequence" else ""
+    memory = ""
+    if manifest.d_memory is not None:
+        memory = f", memory float32 (m, {manifest.d_memory}), memory_seq_lens int64 (sequences,)"
     facts = {
-        "inputs": tokens + sequences,
+        "inputs": tokens + sequences + memory,
         "output": f"out float32 (tokens, {manifest.d_out})",
         "parameters": f"{manifest.parameters:,}",
         "FLOPs per token": f"{manifest.flops_per_token:,} in weight matmuls",
+        **_memory_flops(manifest),
         "bytes": f"{total:,} with report and reference",
         "default": manifest.default_precision,
         "architecture": _pairs(manifest.architecture),
@@ -60,6 +64,11 @@ def _facts(manifest: Manifest, total: int) -> Table:
     for name, value in facts.items():
         table.add_row(name, value)
     return table
+
+
+def _memory_flops(manifest: Manifest) -> dict[str, str]:
+    flops = manifest.flops_per_memory_row
+    return {} if flops is None else {"FLOPs per memory row": f"{flops:,} in weight matmuls"}
 
 
 def _variants(manifest: Manifest) -> Table:

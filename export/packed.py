@@ -12,6 +12,8 @@ from export.blocks import (
     FFN,
     BlockStack,
     BottleneckAdapter,
+    DecoderBlock,
+    DecoderStack,
     MixtureOfExperts,
     ResidualFFN,
     SelfAttention,
@@ -38,6 +40,7 @@ class Packed:
     sample: Sampler | None = None  # tokens as the module meets them; None: N(0, 1)
     sampled: str = "embedded random token ids"  # what `sample` draws, for the manifest
     source: Mapping[str, str] = field(default_factory=dict)  # where its weights came from, for the manifest
+    d_memory: int | None = None  # with it the module is called (tokens, seq_lens, memory, memory_seq_lens)
 
 
 def pack_ffn(ffn: FFN, proofs: Mapping[str, float]) -> Packed:
@@ -84,7 +87,19 @@ def pack_stack(stack: BlockStack, family: str, proofs: Mapping[str, float] | Non
     return Packed(stack, "sequence", d, layers, len(blocks), architecture, proofs or {})
 
 
-def _describe(block: TransformerBlock) -> dict[str, str | int | float | bool]:
+def pack_decoder(stack: DecoderStack, family: str) -> Packed:
+    """Describe a stack of our own decoder blocks; facts that differ between its blocks are left out."""
+    blocks = [block for block in stack.blocks if isinstance(block, DecoderBlock)]
+    facts = [{**_describe(block), "cross_heads": block.cross.num_heads} for block in blocks]
+    common = {key: value for key, value in facts[0].items() if all(fact.get(key) == value for fact in facts)}
+    architecture = {"family": family, "layers": len(blocks), **common, "final_norm": stack.norm is not None}
+    layers = [*stack.blocks, *([] if stack.norm is None else [stack.norm])]
+    first = blocks[0]
+    d, d_memory = first.attention.qkv.in_features, first.cross.kv.in_features
+    return Packed(stack, "sequence", d, layers, len(blocks), architecture, d_memory=d_memory)
+
+
+def _describe(block: TransformerBlock | DecoderBlock) -> dict[str, str | int | float | bool]:
     eps = getattr(block.norm1, "eps", None)  # an nn.RMSNorm without one takes its dtype's
     return {
         **describe_ffn(block.ffn),
@@ -95,7 +110,7 @@ def _describe(block: TransformerBlock) -> dict[str, str | int | float | bool]:
         **({} if eps is None else {"eps": float(eps)}),
         "bias": block.attention.qkv.bias is not None,
         "causal": block.attention.causal,
-        **_describe_adapters(block),
+        **(_describe_adapters(block) if isinstance(block, TransformerBlock) else {}),
     }
 
 

@@ -19,7 +19,8 @@ from export.precision import float64_layer_by_layer
 from export.reference import Case
 from export.relative_error import Float64, relative_error, sqnr_db
 from service.manifest import Parity, Precision
-from service.packing import Float32
+from service.memory import Memory
+from service.session import run_packed
 
 TOKENS: Final = (1, 2, 7, 64, 257)
 RAGGED: Final = ((1, 1), (3, 7), (5, 1, 9, 2), (1,) * 16, (64, 1, 17, 40))
@@ -37,7 +38,8 @@ def fp32_bar(depth: int) -> float:
 def reference_cases(packed: Packed, *, seed: int) -> list[Case]:
     """Run the module in float64 on tokens of every shape in `TOKENS`, and of `RAGGED` for sequences.
 
-    The tokens are the adapter's sample of what the module meets, N(0, 1) where it has none.
+    The tokens are the adapter's sample of what the module meets, N(0, 1) where it has none; a memory is N(0, 1), and
+    its lengths are as ragged as those of the sequences, in another order.
 
     Raises:
         ExportError: the module fails, or answers with something that is not finite.
@@ -55,6 +57,10 @@ def reference_cases(packed: Packed, *, seed: int) -> list[Case]:
         inputs = [torch.from_numpy(tokens).double()]
         if packed.kind == "sequence":
             inputs.append(torch.tensor(seq_lens))
+        memory = None
+        if packed.d_memory is not None:
+            memory = _memory(seq_lens, packed.d_memory, rng)
+            inputs += [torch.from_numpy(memory.rows).double(), torch.from_numpy(memory.seq_lens)]
         try:
             with float64_layer_by_layer(packed.layers):
                 reference: Float64 = packed.module(*inputs).numpy()
@@ -64,8 +70,13 @@ def reference_cases(packed: Packed, *, seed: int) -> list[Case]:
             ) from cause
         if not np.isfinite(reference).all():
             raise ExportError(f"the module's answer to {list(seq_lens)} finite tokens is not finite")
-        cases.append(Case(tokens, seq_lens, reference))
+        cases.append(Case(tokens, seq_lens, reference, memory))
     return cases
+
+
+def _memory(seq_lens: Sequence[int], d_memory: int, rng: np.random.Generator) -> Memory:
+    lens = rng.permutation(np.maximum(1, 3 * np.array(seq_lens) // 2 - 2))
+    return Memory(rng.standard_normal((lens.sum(), d_memory), dtype=np.float32), np.cumsum(lens))
 
 
 def measure(session: ort.InferenceSession, cases: Sequence[Case]) -> list[Parity]:
@@ -77,11 +88,9 @@ def measure(session: ort.InferenceSession, cases: Sequence[Case]) -> list[Parity
     takes_seq_lens = "seq_lens" in {value.name for value in session.get_inputs()}
     rows = []
     for case in cases:
-        feeds: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = {"tokens": case.tokens}
-        if takes_seq_lens:
-            feeds["seq_lens"] = np.array(case.seq_lens, dtype=np.int64)
+        seq_lens = np.array(case.seq_lens, dtype=np.int64) if takes_seq_lens else None
         try:
-            out: Float32 = session.run(["out"], feeds)[0]
+            out = run_packed(session, case.tokens, seq_lens, case.memory)
         except Exception as cause:
             raise ProofError(f"ONNX Runtime fails at {list(case.seq_lens)} tokens: {first_line(cause)}") from cause
         if out.shape != case.reference.shape or out.dtype != np.float32:
@@ -92,7 +101,15 @@ def measure(session: ort.InferenceSession, cases: Sequence[Case]) -> list[Parity
         error = relative_error(out, case.reference)
         if not math.isfinite(error):
             raise ProofError(f"out is not finite, or not zero where torch gives zero, at {list(case.seq_lens)} tokens")
-        rows.append(Parity(seq_lens=list(case.seq_lens), relative_error=error, sqnr_db=sqnr_db(error)))
+        memory_seq_lens = None if case.memory is None else case.memory.seq_lens.tolist()
+        rows.append(
+            Parity(
+                seq_lens=list(case.seq_lens),
+                memory_seq_lens=memory_seq_lens,
+                relative_error=error,
+                sqnr_db=sqnr_db(error),
+            )
+        )
     return rows
 
 

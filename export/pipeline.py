@@ -116,7 +116,7 @@ def export_packed(
     """Export what an adapter made; see `export_module`."""
     options.check()
     progress("Export the graph")
-    graph = to_graph(packed.module, packed.kind, packed.d_in)
+    graph = to_graph(packed.module, packed.kind, packed.d_in, packed.d_memory)
     check_weights(graph)
     check_experts(graph, packed.module)
     matmuls = count_weight_matmuls(graph)
@@ -139,9 +139,11 @@ def export_packed(
             kind=packed.kind,
             d_in=packed.d_in,
             d_out=width_of_output(graph),
+            d_memory=packed.d_memory,
             default_precision=options.default(),
             parameters=parameters,
             flops_per_token=weight_flops(graph, expert_shares(packed.module)),
+            flops_per_memory_row=None if packed.d_memory is None else weight_flops(graph, of_memory=True),
             architecture={**packed.architecture, "weight_matmuls": matmuls},
             source={
                 **source,
@@ -191,6 +193,7 @@ def _variants(
                 session,
                 packed.kind,
                 packed.d_in,
+                d_memory=packed.d_memory,
                 seed=options.seed,
                 facts=session_facts(threads),
                 quantized=precision != "fp32",

@@ -1,6 +1,7 @@
 """The file `reference.npz` of a bundle: inputs and the module's float64 answers, so that verify needs no torch.
 
-Arrays `tokens_<i>` float32, `seq_lens_<i>` int64 and `out_<i>` float32 (rounded from float64).
+Arrays `tokens_<i>` float32, `seq_lens_<i>` int64 and `out_<i>` float32 (rounded from float64); with a memory also
+`memory_<i>` float32 and `memory_seq_lens_<i>` int64.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from export.relative_error import Float64
 from service.errors import BundleError
+from service.memory import Memory
 from service.packing import Float32
 
 REFERENCE_BYTES: Final = 1 << 20
@@ -27,6 +30,7 @@ class Case:
     tokens: Float32  # (N, d_in)
     seq_lens: tuple[int, ...]  # sum N; one entry for position-wise modules
     reference: Float64  # (N, d_out)
+    memory: Memory | None = None  # one for each of seq_lens, where the module takes it
 
 
 def write_reference(path: Path, cases: Sequence[Case]) -> int:
@@ -36,11 +40,15 @@ def write_reference(path: Path, cases: Sequence[Case]) -> int:
     count = 0
     for case in sorted(cases, key=lambda case: len(case.tokens)):
         size += case.tokens.nbytes + case.reference.nbytes // 2
+        size += 0 if case.memory is None else case.memory.rows.nbytes
         if count and size > REFERENCE_BYTES:
             break
         arrays[f"tokens_{count}"] = case.tokens
         arrays[f"seq_lens_{count}"] = np.array(case.seq_lens, dtype=np.int64)
         arrays[f"out_{count}"] = case.reference.astype(np.float32)
+        if case.memory is not None:
+            arrays[f"memory_{count}"] = case.memory.rows
+            arrays[f"memory_seq_lens_{count}"] = case.memory.seq_lens
         count += 1
     with path.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
@@ -48,7 +56,7 @@ def write_reference(path: Path, cases: Sequence[Case]) -> int:
 
 
 def read_references(path: Path) -> list[Case]:
-    """Read `tokens_i`, `seq_lens_i` (absent: one sequence) and `out_i`, for i = 0, 1, ...
+    """Read `tokens_i`, `seq_lens_i` (absent: one sequence), `out_i` and the memory, for i = 0, 1, ...
 
     Raises:
         BundleError: the file cannot be read or holds no complete pair.
@@ -67,6 +75,15 @@ def read_references(path: Path) -> list[Case]:
             tokens=arrays[f"tokens_{i}"].astype(np.float32),
             seq_lens=tuple(arrays.get(f"seq_lens_{i}", np.array([len(arrays[f"tokens_{i}"])])).tolist()),
             reference=arrays[f"out_{i}"].astype(np.float64),
+            memory=_memory(arrays, i),
         )
         for i in range(count)
     ]
+
+
+def _memory(arrays: dict[str, npt.NDArray[Any]], i: int) -> Memory | None:
+    if f"memory_{i}" not in arrays:
+        return None
+    rows = arrays[f"memory_{i}"].astype(np.float32)
+    lens = arrays.get(f"memory_seq_lens_{i}", np.array([len(rows)]))
+    return Memory(rows, np.cumsum(lens, dtype=np.int64))

@@ -13,8 +13,14 @@ def report(manifest: Manifest, proofs: Mapping[str, float], *, fp32_bar: float, 
     facts = [
         ("kind", m.kind),
         ("tokens -> out", f"(N, {m.d_in}) -> (N, {m.d_out}), float32"),
+        *([] if m.d_memory is None else [("memory", f"(M, {m.d_memory}), one per sequence, float32")]),
         ("parameters", f"{m.parameters:,}"),
         ("FLOPs per token", f"{m.flops_per_token:,} (weight matmuls)"),
+        *(
+            []
+            if m.flops_per_memory_row is None
+            else [("FLOPs per memory row", f"{m.flops_per_memory_row:,} (weight matmuls)")]
+        ),
         ("default precision", m.default_precision),
         *((key, str(value)) for key, value in m.architecture.items()),
         *((f"source: {key}", value) for key, value in m.source.items()),
@@ -67,6 +73,8 @@ def _parity(variants: Sequence[Variant]) -> str:
     rows = []
     for same_shape in zip(*(v.parity for v in variants), strict=True):
         row = [" ".join(map(str, same_shape[0].seq_lens))]
+        if same_shape[0].memory_seq_lens is not None:
+            row[0] += f"; memory {' '.join(map(str, same_shape[0].memory_seq_lens))}"
         for parity in same_shape:
             row += [f"{parity.relative_error:.2e}", f"{parity.sqnr_db:.1f}"]
         rows.append(row)

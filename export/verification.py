@@ -123,7 +123,7 @@ def _parity(
                 f"{path}: the manifest has no parity figure for {REFERENCE}'s sequences of {lengths} tokens"
             )
         claim = recorded[case.seq_lens]
-        out = run(case.tokens, np.array(case.seq_lens, np.int64) if kind == "sequence" else None)
+        out = run(case.tokens, np.array(case.seq_lens, np.int64) if kind == "sequence" else None, case.memory)
         if out.shape != case.reference.shape:
             raise BundleError(f"{path}: out is {out.shape} for {lengths} tokens, expected {case.reference.shape}")
         error = relative_error(out, case.reference)
@@ -163,6 +163,7 @@ def _certificate(
         session,
         manifest.kind,
         manifest.d_in,
+        d_memory=manifest.d_memory,
         seed=seed,
         quantized=variant.precision != "fp32",
         fp32=fp32,

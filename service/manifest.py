@@ -35,6 +35,7 @@ class Parity(Strict):
     """One comparison with the torch module in float64: ||out - ref|| / ||ref|| over all rows."""
 
     seq_lens: list[int] = Field(description="tokens of each sequence; one entry for position-wise bundles")
+    memory_seq_lens: list[int] | None = Field(None, description="rows of each sequence's memory, where there is one")
     relative_error: float = Field(ge=0)
     sqnr_db: float = Field(description="10 log10(||ref||^2 / ||out - ref||^2)")
 
@@ -82,6 +83,7 @@ class Manifest(Strict):
     default_precision: Precision
     parameters: int = Field(ge=1)
     flops_per_token: int = Field(ge=0, description="2 x multiply-adds of the weight matmuls per token")
+    flops_per_memory_row: int | None = Field(None, ge=0, description="the same per row of `memory`")
     architecture: dict[str, str | int | float | bool] = Field(description="what was exported, in the field's terms")
     source: dict[str, str] = Field(description="where the weights came from")
     tools: dict[str, str] = Field(description="versions of the packages that made the bundle")

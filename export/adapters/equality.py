@@ -26,7 +26,7 @@ def prove_equal(
     original: nn.Module,
     packed: Packed,
     *,
-    one_sequence: Callable[[Tensor], Tensor] | None = None,
+    one_sequence: Callable[..., Tensor] | None = None,
     layers: Sequence[nn.Module] | None = None,
     seq_lens: Sequence[tuple[int, ...]] = SEQ_LENS,
     seed: int = 0,
@@ -38,7 +38,8 @@ def prove_equal(
     Args:
         original: the exportable copy that the adapter was given, float32; it may share its weights with `packed`.
         packed: what the adapter made of it; "sequence" or "position-wise".
-        one_sequence: runs the original on float64 rows (n, d_in) and returns (n, d_out); None: `original(rows)`.
+        one_sequence: runs the original on float64 rows (n, d_in), and its memory (m, d_memory) where `packed` takes
+            one, and returns (n, d_out); None: the original itself.
         layers: parts of the original, which are float64 one at a time as they are called; None: all of it at once.
         seq_lens: the windows to compare.
         seed: of the random tokens.
@@ -58,15 +59,25 @@ def prove_equal(
     worst = 0.0
     for lengths in seq_lens:
         tokens = torch.randn(sum(lengths), packed.d_in, generator=generator, dtype=torch.float64)
+        parts, more = [_split(tokens, lengths)], [torch.tensor(lengths)] if packed.kind == "sequence" else []
+        if packed.d_memory is not None:
+            memory_lengths = _memory_lengths(lengths)
+            rows = torch.randn(sum(memory_lengths), packed.d_memory, generator=generator, dtype=torch.float64)
+            parts.append(_split(rows, memory_lengths))
+            more += [rows, torch.tensor(memory_lengths)]
         with _as_export_error(f"{name} failed in float64"):
             upcast = float64(original) if layers is None else float64_layer_by_layer(layers)
             with upcast, _no_fast_path():
-                expected = torch.cat([run(rows) for rows in _split(tokens, lengths)])
+                expected = torch.cat([run(*part) for part in zip(*parts, strict=True)])
         with _as_export_error(f"the packed {name} failed in float64"), float64_layer_by_layer(packed.layers):
-            more = (torch.tensor(lengths),) if packed.kind == "sequence" else ()
             found: Tensor = packed.module(tokens, *more)
         worst = max(worst, _compare(name, found, expected, lengths, bar, hint))
     return replace(packed, proofs={**packed.proofs, EQUALS: worst})
+
+
+def _memory_lengths(seq_lens: tuple[int, ...]) -> tuple[int, ...]:
+    """1 to 13 rows for each sequence, as ragged as they are and unlike them."""
+    return tuple((5 * length + 3 * index) % 13 + 1 for index, length in enumerate(seq_lens))
 
 
 def _compare(name: str, found: Tensor, expected: Tensor, seq_lens: tuple[int, ...], bar: float, hint: str) -> float:

@@ -1,4 +1,4 @@
-"""This package's own blocks, which are packed already: FFN, MixtureOfExperts, TransformerBlock and BlockStack."""
+"""This package's own blocks, packed already: FFN, MixtureOfExperts, TransformerBlock, DecoderBlock and their stacks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from torch import nn
 
 from export.adapters.registry import PackOptions, register_adapter
 from export.adapters.row_proof import prove_rows_independent
-from export.blocks import FFN, BlockStack, MixtureOfExperts, TransformerBlock
+from export.blocks import FFN, BlockStack, DecoderBlock, DecoderStack, MixtureOfExperts, TransformerBlock
 from export.errors import ExportError
-from export.packed import Packed, pack_ffn, pack_moe, pack_stack
+from export.packed import Packed, pack_decoder, pack_ffn, pack_moe, pack_stack
 from export.precision import float64
 
 
@@ -22,6 +22,10 @@ def _is_moe(module: nn.Module) -> bool:
 
 def _is_block(module: nn.Module) -> bool:
     return type(module) in (BlockStack, TransformerBlock)
+
+
+def _is_decoder(module: nn.Module) -> bool:
+    return type(module) in (DecoderStack, DecoderBlock)
 
 
 @register_adapter(_is_ffn)
@@ -54,3 +58,19 @@ def pack_own_blocks(module: BlockStack | TransformerBlock, options: PackOptions)
     if options.causal and not all(block.attention.causal for block in blocks):
         raise ExportError("causal: these blocks say for themselves whether they are; make them with causal=True")
     return pack_stack(stack, "transformer")
+
+
+@register_adapter(_is_decoder, accepts_causal=True)
+def pack_own_decoder(module: DecoderStack | DecoderBlock, options: PackOptions) -> Packed:
+    """Describe a decoder block or stack of ours.
+
+    Raises:
+        ExportError: the stack holds something else, or is to be causal and is not.
+    """
+    stack = module if isinstance(module, DecoderStack) else DecoderStack([module])
+    blocks = [block for block in stack.blocks if isinstance(block, DecoderBlock)]
+    if not blocks or len(blocks) != len(stack.blocks):
+        raise ExportError("DecoderStack: expected one or more DecoderBlocks and nothing else")
+    if options.causal and not all(block.attention.causal for block in blocks):
+        raise ExportError("causal: these blocks say for themselves whether they are; make them with causal=True")
+    return pack_decoder(stack, "transformer decoder")
