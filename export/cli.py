@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 from rich.console import Console
@@ -76,6 +76,12 @@ def register(app: typer.Typer) -> None:
         bert
     )
     group.command(epilog="Example: tokenslab export vit model.safetensors config.json --name vit")(vit)
+    for family, what in _TRANSFORMERS.items():
+        group.command(
+            family,
+            help=f"Export layers of a {what} as one stack: hidden states in, hidden states out. Needs transformers.",
+            epilog=f"Example: tokenslab export {family} model.safetensors config.json --name {family}",
+        )(of_transformers)
     trials.command(epilog="Example: tokenslab export random ffn --d 64 --d-ff 256 --name demo-ffn")(ffn)
     trials.command(
         epilog="Example: tokenslab export random block --d 64 --heads 4 --d-ff 256 --layers 2 --name demo-block"
@@ -185,6 +191,41 @@ def vit(
         options.check()
         progress(f"Read {weights}")
         packed = pack_vit(weights, config, layers=layers, lora=lora, trust_pickle=trust_pickle)
+        source = {"config_sha256": file_sha256(config), "layers": layers or "all"}
+        return export_packed(packed, options, source=source, progress=progress)
+
+    _run(work)
+
+
+# command -> what it exports; for Llama any `model_type` of its architecture
+_TRANSFORMERS: Final = {"llama": "Llama or Mistral", "gpt2": "GPT-2", "t5": "T5 encoder"}
+_MODEL_TYPES: Final = {"llama": ("llama", "mistral"), "gpt2": ("gpt2",), "t5": ("t5",)}
+
+
+def of_transformers(
+    context: typer.Context,
+    weights: Weights,
+    config: Config,
+    name: Name,
+    layers: Layers = None,
+    models: Models = Path("models"),
+    version: Version = 1,
+    precision: Precisions = None,
+    default_precision: DefaultPrecision = None,
+    overwrite: Overwrite = False,
+    allow_inexact: AllowInexact = False,
+    seed: Seed = 0,
+) -> None:
+    """Export layers of the family that the command is named after."""
+
+    def work(progress: Progress) -> Path:
+        from export.adapters.transformers_files import pack_files
+        from export.pipeline import export_packed
+
+        options = _options(name, models, version, precision, default_precision, overwrite, allow_inexact, seed)
+        options.check()
+        progress(f"Read {weights}")
+        packed = pack_files(weights, config, _MODEL_TYPES[str(context.info_name)], layers=layers, seed=seed)
         source = {"config_sha256": file_sha256(config), "layers": layers or "all"}
         return export_packed(packed, options, source=source, progress=progress)
 

@@ -140,7 +140,7 @@ def read_encoder(
         raise SourceError(
             f"{config.path}: num_hidden_layers is {config.num_layers}, {checkpoint.path} has {len(found)} layers"
         )
-    chosen = _layer_range(layers, len(found))
+    chosen = layer_range(layers, len(found))
     updates = _updates(lora, layouts, len(found))
     blocks = [_Layer(checkpoint, config, layout, index, found[index], updates).block() for index in chosen]
     norm = None
@@ -261,7 +261,12 @@ def _updates(lora: Lora | None, layouts: Sequence[Layout], count: int) -> LoraUp
     return updates
 
 
-def _layer_range(text: str | None, count: int) -> range:
+def layer_range(text: str | None, count: int) -> range:
+    """The layers that `--layers` names: `start:stop` as in Python, or one index; all if None.
+
+    Raises:
+        SourceError: it is neither, or is empty or outside the `count` layers.
+    """
     if text is None:
         return range(count)
     match = re.fullmatch(r"(\d*):(\d*)|(\d+)", text)

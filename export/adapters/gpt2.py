@@ -17,6 +17,7 @@ from export.adapters.transformers_parts import (
     eager,
     embedding_sampler,
     in_float64,
+    last_norm,
     linear_of_conv1d,
     plain_activation,
 )
@@ -41,7 +42,7 @@ def pack_model(model: Any, options: PackOptions) -> Packed:
         ExportError: a part has no packed form.
         ProofError: the original computes something else.
     """
-    stack = _stack(model, list(model.h), model.ln_f)
+    stack = _stack(model, list(model.h), last_norm(model.ln_f))
 
     def forward(rows: Tensor) -> Tensor:
         positions = model.wpe.weight[: rows.shape[1]].to(rows.dtype)  # the model adds them to whatever it is given

@@ -23,6 +23,7 @@ from export.adapters.transformers_parts import (
     embedding_sampler,
     gated_activation,
     in_float64,
+    last_norm,
     rms_norm,
     side_by_side,
 )
@@ -60,7 +61,7 @@ def pack_model(model: Any, options: PackOptions) -> Packed:
     """
     eager(model)
     layers = list(model.layers[: model.config.num_hidden_layers])
-    stack = _stack(layers, model.rotary_emb, rms_norm(model.norm))
+    stack = _stack(layers, model.rotary_emb, last_norm(model.norm))
 
     def forward(rows: Tensor) -> Tensor:
         hidden: Tensor = model(inputs_embeds=rows, use_cache=False).last_hidden_state

@@ -19,6 +19,7 @@ from export.adapters.transformers_parts import (
     embedding_sampler,
     gated_activation,
     in_float64,
+    last_norm,
     plain_activation,
     rms_norm,
     side_by_side,
@@ -47,7 +48,7 @@ def pack_t5_stack(encoder: Any, options: PackOptions) -> Packed:
     if encoder.is_decoder:
         raise ExportError("this T5Stack is a decoder, which attends to a memory as well: pass the encoder's")
     layers = list(encoder.block)
-    stack = _stack(encoder, layers, rms_norm(encoder.final_layer_norm))
+    stack = _stack(encoder, layers, last_norm(encoder.final_layer_norm))
 
     def forward(rows: Tensor) -> Tensor:
         hidden: Tensor = encoder(inputs_embeds=rows).last_hidden_state

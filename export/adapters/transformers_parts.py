@@ -137,6 +137,13 @@ def rms_norm(norm: nn.Module) -> nn.RMSNorm:
     return made
 
 
+def last_norm(norm: nn.Module) -> nn.Module | None:
+    """A model's last norm as ours; None where it was taken out (an nn.Identity in its place)."""
+    if isinstance(norm, nn.Identity):
+        return None
+    return norm if isinstance(norm, nn.LayerNorm) else rms_norm(norm)
+
+
 def embedding_sampler(words: Tensor, positions: Tensor | None = None) -> Sampler:
     """Tokens as a model meets them: random rows of its embeddings, plus their positions' where it has some.
 

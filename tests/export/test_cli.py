@@ -24,7 +24,9 @@ def app() -> Typer:
     return made
 
 
-@pytest.mark.parametrize("words", [["module"], ["bert"], ["vit"], ["random", "ffn"], ["random", "block"]])
+@pytest.mark.parametrize(
+    "words", [["module"], ["bert"], ["vit"], ["llama"], ["gpt2"], ["t5"], ["random", "ffn"], ["random", "block"]]
+)
 def test_help_has_an_example(app: Typer, words: list[str]) -> None:
     result = runner.invoke(app, ["export", *words, "--help"])
     assert result.exit_code == 0
