@@ -5,14 +5,16 @@ A tracer keeps what its sample of tokens used: an expert that none of them was s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fractions import Fraction
 
 import onnx_ir as ir
-from torch import nn
+from torch import Tensor, nn
 
-from export.blocks.moe import MixtureOfExperts
+from export.blocks.moe import MixtureOfExperts, Router
 from export.errors import ExportError
+from export.routed import RoutedLayer
 from export.routing import routes
 
 
@@ -69,6 +71,25 @@ def active_parameters(module: nn.Module) -> int:
     in_experts = _size(nn.ModuleList(layer.experts for layer in layers))  # each once, however often it is shared
     met = sum(layer.router.top_k * _size(layer.experts[0]) for layer in layers)
     return min(total, total - in_experts + met)
+
+
+@contextmanager
+def recorded_routing(module: nn.Module) -> Iterator[list[RoutedLayer]]:
+    """Inside, every run of a router adds its logits to the list, in the order they run."""
+    seen: list[RoutedLayer] = []
+
+    def record(router: Router, logits: Tensor) -> None:
+        seen.append(RoutedLayer(logits.detach().double().numpy(), router.top_k))
+
+    hooks = [
+        layer.router.projection.register_forward_hook(lambda _, _args, out, router=layer.router: record(router, out))
+        for layer in expert_layers(module).values()
+    ]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _size(module: nn.Module) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -49,12 +50,13 @@ def _facts(manifest: Manifest, total: int) -> Table:
     facts = {
         "inputs": tokens + sequences + memory,
         "output": f"out float32 (tokens, {manifest.d_out})",
-        "parameters": f"{manifest.parameters:,}",
+        "parameters": _parameters(manifest),
         "FLOPs per token": f"{manifest.flops_per_token:,} in weight matmuls",
         **_memory_flops(manifest),
         "bytes": f"{total:,} with report and reference",
         "default": manifest.default_precision,
         "architecture": _pairs(manifest.architecture),
+        **_expert_load(manifest),
         "source": _pairs(manifest.source),
         "made by": _pairs(manifest.tools),
         "created": manifest.created,
@@ -87,6 +89,22 @@ def _variants(manifest: Manifest) -> Table:
             variant.certificate.machine,
         )
     return table
+
+
+def _parameters(manifest: Manifest) -> str:
+    if manifest.active_parameters is None:
+        return f"{manifest.parameters:,}"
+    share = manifest.active_parameters / manifest.parameters
+    return f"{manifest.parameters:,}, of which a token meets {manifest.active_parameters:,} ({share:.0%})"
+
+
+def _expert_load(manifest: Manifest) -> dict[str, str]:
+    """For each layer of experts the least and the most loaded, on the parity inputs."""
+    loads = []
+    for load in manifest.expert_load:
+        entropy = f"{load.entropy_bits:.2f} of {math.log2(len(load.shares)):.2f} bits"
+        loads.append(f"{min(load.shares):.1%} to {max(load.shares):.1%} ({entropy})")
+    return {"load of an expert": "; ".join(loads)} if loads else {}
 
 
 def _certificate(variant: Variant) -> str:

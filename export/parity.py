@@ -14,11 +14,13 @@ import onnxruntime as ort
 import torch
 
 from export.errors import ExportError, ProofError, first_line
+from export.experts import recorded_routing
 from export.packed import Packed
 from export.precision import float64_layer_by_layer
 from export.reference import Case
 from export.relative_error import Float64, relative_error, sqnr_db
-from service.manifest import Parity, Precision
+from export.routed import with_margin
+from service.manifest import Parity, Precision, Routing
 from service.memory import Memory
 from service.session import run_packed
 
@@ -27,6 +29,7 @@ RAGGED: Final = ((1, 1), (3, 7), (5, 1, 9, 2), (1,) * 16, (64, 1, 17, 40))
 
 ONE_LAYER: Final = 2e-6
 SIX_LAYERS: Final = 1e-5
+LEAST_WITH_MARGIN: Final = 0.5  # of the tokens; less would prove little
 INT8_SQNR_DB: Final = 20.0  # below this the noise is a tenth of the signal: the weights do not suit 8 bits
 
 
@@ -62,7 +65,7 @@ def reference_cases(packed: Packed, *, seed: int) -> list[Case]:
             memory = _memory(seq_lens, packed.d_memory, rng)
             inputs += [torch.from_numpy(memory.rows).double(), torch.from_numpy(memory.seq_lens)]
         try:
-            with float64_layer_by_layer(packed.layers):
+            with float64_layer_by_layer(packed.layers), recorded_routing(packed.module) as routed:
                 reference: Float64 = packed.module(*inputs).numpy()
         except Exception as cause:
             raise ExportError(
@@ -70,7 +73,7 @@ def reference_cases(packed: Packed, *, seed: int) -> list[Case]:
             ) from cause
         if not np.isfinite(reference).all():
             raise ExportError(f"the module's answer to {list(seq_lens)} finite tokens is not finite")
-        cases.append(Case(tokens, seq_lens, reference, memory))
+        cases.append(Case(tokens, seq_lens, reference, memory, tuple(routed)))
     return cases
 
 
@@ -79,15 +82,24 @@ def _memory(seq_lens: Sequence[int], d_memory: int, rng: np.random.Generator) ->
     return Memory(rng.standard_normal((lens.sum(), d_memory), dtype=np.float32), np.cumsum(lens))
 
 
-def measure(session: ort.InferenceSession, cases: Sequence[Case]) -> list[Parity]:
+def measure(session: ort.InferenceSession, cases: Sequence[Case], routing: Sequence[Routing] = ()) -> list[Parity]:
     """Compare `session` with the references.
 
+    With `routing`, over the tokens that its noise does not send to other experts; a case without any has no row.
+
     Raises:
-        ProofError: an output has the wrong shape or is not finite.
+        ProofError: an output has the wrong shape or is not finite, or most tokens have no routing margin.
     """
+    counted = [with_margin(case.routed, routing, len(case.tokens)) for case in cases]
+    share = sum(int(rows.sum()) for rows in counted) / sum(map(len, counted))
+    if share < LEAST_WITH_MARGIN:
+        raise ProofError(
+            f"only {share:.0%} of the tokens have a margin that the noise at the routers ({_noise(routing)}) cannot "
+            "flip"
+        )
     takes_seq_lens = "seq_lens" in {value.name for value in session.get_inputs()}
     rows = []
-    for case in cases:
+    for case, kept in zip(cases, counted, strict=True):
         seq_lens = np.array(case.seq_lens, dtype=np.int64) if takes_seq_lens else None
         try:
             out = run_packed(session, case.tokens, seq_lens, case.memory)
@@ -98,7 +110,9 @@ def measure(session: ort.InferenceSession, cases: Sequence[Case]) -> list[Parity
                 f"out is {out.dtype} {out.shape} at {list(case.seq_lens)} tokens, expected float32 "
                 f"{case.reference.shape}"
             )
-        error = relative_error(out, case.reference)
+        if not kept.any():
+            continue
+        error = relative_error(out[kept], case.reference[kept])
         if not math.isfinite(error):
             raise ProofError(f"out is not finite, or not zero where torch gives zero, at {list(case.seq_lens)} tokens")
         memory_seq_lens = None if case.memory is None else case.memory.seq_lens.tolist()
@@ -111,6 +125,10 @@ def measure(session: ort.InferenceSession, cases: Sequence[Case]) -> list[Parity
             )
         )
     return rows
+
+
+def _noise(routing: Sequence[Routing]) -> str:
+    return ", ".join(f"{router.noise:.1e}" for router in routing)
 
 
 def check(parity: Sequence[Parity], precision: Precision, depth: int) -> None:

@@ -20,7 +20,7 @@ from export.adapters.registry import pack
 from export.bundle import check_free, check_name, new_bundle
 from export.certify import certify, check_position_wise
 from export.errors import ExportError, ProofError
-from export.experts import check_experts, expert_shares
+from export.experts import active_parameters, check_experts, expert_layers, expert_shares
 from export.graph import to_graph, weight_flops, width_of_output
 from export.lowering import lower
 from export.packed import Packed
@@ -28,6 +28,8 @@ from export.precision import parameter_count
 from export.quantize import count_quantized_matmuls, count_weight_matmuls, quantize_int8
 from export.reference import Case, write_reference
 from export.report import report
+from export.routed import expert_loads
+from export.routing_noise import measure_routing
 from export.scan import check_weights
 from service.cpu import cpu_quota
 from service.manifest import MANIFEST, REFERENCE, REPORT, Manifest, Precision, Variant, file_sha256
@@ -142,6 +144,8 @@ def export_packed(
             d_memory=packed.d_memory,
             default_precision=options.default(),
             parameters=parameters,
+            active_parameters=active_parameters(packed.module) if expert_layers(packed.module) else None,
+            expert_load=expert_loads([case.routed for case in cases]),
             flops_per_token=weight_flops(graph, expert_shares(packed.module)),
             flops_per_memory_row=None if packed.d_memory is None else weight_flops(graph, of_memory=True),
             architecture={**packed.architecture, "weight_matmuls": matmuls},
@@ -185,7 +189,8 @@ def _variants(
         _save(model, path)
         session = open_session(path, "cpu", threads)
         try:
-            rows = parity.measure(session, cases)
+            routing = measure_routing(model, cases, folder, _save)
+            rows = parity.measure(session, cases, routing)
             parity.check(rows, precision, packed.depth or 1)
             if packed.kind == "position-wise":
                 check_position_wise(session, packed.d_in, seed=options.seed)
@@ -223,6 +228,7 @@ def _variants(
                 quantized_matmuls=count_quantized_matmuls(model),
                 float_matmuls=count_weight_matmuls(model),
                 parity=rows,
+                routing=routing,
                 certificate=certificate,
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from service.manifest import Manifest, Variant
@@ -15,6 +16,7 @@ def report(manifest: Manifest, proofs: Mapping[str, float], *, fp32_bar: float, 
         ("tokens -> out", f"(N, {m.d_in}) -> (N, {m.d_out}), float32"),
         *([] if m.d_memory is None else [("memory", f"(M, {m.d_memory}), one per sequence, float32")]),
         ("parameters", f"{m.parameters:,}"),
+        *([] if m.active_parameters is None else [("parameters that a token meets", f"{m.active_parameters:,}")]),
         ("FLOPs per token", f"{m.flops_per_token:,} (weight matmuls)"),
         *(
             []
@@ -36,6 +38,7 @@ def report(manifest: Manifest, proofs: Mapping[str, float], *, fp32_bar: float, 
         "## Parity with torch in float64",
         f"fp32 must stay within a relative error of {fp32_bar:.1e}; int8 has an SQNR of at least {int8_bar_db:.0f} dB.",
         _parity(m.variants),
+        *_experts(m),
         "## Certificate: a token's result against its batch neighbours",
         _certificates(m.variants),
     ]
@@ -66,17 +69,55 @@ def _variants(variants: Sequence[Variant]) -> str:
     return _table(header, rows)
 
 
+def _experts(m: Manifest) -> list[str]:
+    """Load and routing noise, where there are experts."""
+    if not m.expert_load:
+        return []
+    loads = [
+        (
+            str(layer),
+            f"{load.entropy_bits:.2f} of {math.log2(len(load.shares)):.2f}",
+            " ".join(f"{share:.1%}" for share in load.shares),
+        )
+        for layer, load in enumerate(m.expert_load)
+    ]
+    rows = [
+        (
+            v.precision,
+            str(layer),
+            f"{r.noise:.1e}",
+            f"{r.margin:.1e}",
+            f"{r.without_margin} of {r.tokens} ({r.without_margin / r.tokens:.1%})",
+            f"{r.flipped} ({r.flipped / r.tokens:.1%})",
+            str(r.flipped_with_margin),
+        )
+        for v in m.variants
+        for layer, r in enumerate(v.routing)
+    ]
+    header = ("precision", "layer", "noise of the logits", "margin", "tokens without it", "flipped", "with margin")
+    return [
+        "## Experts",
+        "Load on the parity inputs.",
+        _table(("layer", "entropy, bits", "share of the choices, expert by expert"), loads),
+        "Parity counts tokens whose logits are further apart than the noise can turn around, at every router. Flipped "
+        "tokens were sent to other experts than in float64:",
+        _table(header, rows),
+    ]
+
+
 def _parity(variants: Sequence[Variant]) -> str:
     header = ["sequence lengths"]
     for v in variants:
         header += [f"{v.precision} relative error", f"{v.precision} SQNR dB"]
     rows = []
-    for same_shape in zip(*(v.parity for v in variants), strict=True):
-        row = [" ".join(map(str, same_shape[0].seq_lens))]
-        if same_shape[0].memory_seq_lens is not None:
-            row[0] += f"; memory {' '.join(map(str, same_shape[0].memory_seq_lens))}"
-        for parity in same_shape:
-            row += [f"{parity.relative_error:.2e}", f"{parity.sqnr_db:.1f}"]
+    shapes = {tuple(parity.seq_lens): parity.memory_seq_lens for v in variants for parity in v.parity}
+    for shape, memory_seq_lens in shapes.items():
+        row = [" ".join(map(str, shape))]
+        if memory_seq_lens is not None:
+            row[0] += f"; memory {' '.join(map(str, memory_seq_lens))}"
+        for v in variants:  # without a routing margin there is no figure
+            parity = next((parity for parity in v.parity if tuple(parity.seq_lens) == shape), None)
+            row += ["-", "-"] if parity is None else [f"{parity.relative_error:.2e}", f"{parity.sqnr_db:.1f}"]
         rows.append(row)
     return _table(header, rows)
 

@@ -24,6 +24,7 @@ from export.errors import ProofError
 from export.reference import Case, read_references
 from export.relative_error import relative_error
 from export.report_console import console
+from export.routed import with_margin
 from service.cpu import cpu_quota
 from service.errors import BundleError, TokenslabError
 from service.manifest import REFERENCE, Certificate, Kind, Manifest, Variant, check_file, read_manifest
@@ -118,6 +119,13 @@ def _parity(
     errors, claims, failure = [], [], None
     for case in cases:
         lengths = ", ".join(map(str, case.seq_lens))
+        if len(case.routed) != len(variant.routing):
+            raise BundleError(
+                f"{path}: the manifest describes {len(variant.routing)} routers, {REFERENCE} has {len(case.routed)}"
+            )
+        kept = with_margin(case.routed, variant.routing, len(case.tokens))
+        if not kept.any():  # no token of these has a routing margin: nothing was recorded
+            continue
         if case.seq_lens not in recorded:
             raise BundleError(
                 f"{path}: the manifest has no parity figure for {REFERENCE}'s sequences of {lengths} tokens"
@@ -126,12 +134,14 @@ def _parity(
         out = run(case.tokens, np.array(case.seq_lens, np.int64) if kind == "sequence" else None, case.memory)
         if out.shape != case.reference.shape:
             raise BundleError(f"{path}: out is {out.shape} for {lengths} tokens, expected {case.reference.shape}")
-        error = relative_error(out, case.reference)
+        error = relative_error(out[kept], case.reference[kept])
         limit = max(_SLACK * claim, _FP32_ERROR)
         errors.append(error)
         claims.append(claim)
         if failure is None and not error <= limit:  # a NaN is no pass
             failure = f"{lengths} tokens: relative error {error:.2e}, recorded {claim:.2e}, allowed {limit:.2e}"
+    if not errors:
+        raise BundleError(f"{path}: no token of {REFERENCE} has a routing margin")
     check = f"relative error, worst of {len(errors)} inputs"
     yield Finding(variant.precision, check, f"{max(errors):.2e}", f"{max(claims):.2e}", failure)
     for seq_lens in recorded.keys() - {case.seq_lens for case in cases}:

@@ -51,6 +51,24 @@ class Certificate(Strict):
     machine: str = Field(description="processor it was measured on")
 
 
+class Routing(Strict):
+    """How a variant's router of experts compares with torch in float64 on the parity inputs."""
+
+    noise: float = Field(ge=0, description="standard deviation of the router's logits, what all experts share removed")
+    margin: float = Field(ge=0, description="a token counts for parity if its logits are further apart than this")
+    tokens: int = Field(ge=1)
+    without_margin: int = Field(ge=0, description="tokens that do not count for parity because of this router")
+    flipped: int = Field(ge=0, description="tokens that were sent to other experts")
+    flipped_with_margin: int = Field(ge=0, description="of them, those that count for parity")
+
+
+class ExpertLoad(Strict):
+    """Where one layer's router sends the parity inputs."""
+
+    shares: list[float] = Field(min_length=1, description="share of the choices for each expert; they sum to 1")
+    entropy_bits: float = Field(ge=0, description="log2(experts) where all are equally loaded, 0 where one has all")
+
+
 class Variant(Strict):
     """One ONNX file for one execution provider and precision."""
 
@@ -62,6 +80,7 @@ class Variant(Strict):
     quantized_matmuls: int = Field(ge=0, description="weight matmuls replaced by integer ones")
     float_matmuls: int = Field(ge=0, description="weight matmuls left in float")
     parity: list[Parity] = Field(min_length=1)
+    routing: list[Routing] = Field(default=[], description="one for each layer of experts, in the order they run")
     certificate: Certificate
 
 
@@ -82,6 +101,10 @@ class Manifest(Strict):
     )
     default_precision: Precision
     parameters: int = Field(ge=1)
+    active_parameters: int | None = Field(
+        default=None, ge=1, description="what one token meets of them, where experts share the tokens"
+    )
+    expert_load: list[ExpertLoad] = Field(default=[], description="one for each layer of experts")
     flops_per_token: int = Field(ge=0, description="2 x multiply-adds of the weight matmuls per token")
     flops_per_memory_row: int | None = Field(None, ge=0, description="the same per row of `memory`")
     architecture: dict[str, str | int | float | bool] = Field(description="what was exported, in the field's terms")
