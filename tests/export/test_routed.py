@@ -106,6 +106,6 @@ def test_a_reference_without_the_logits_it_should_have_is_refused(tmp_path: Path
         "out_0": np.ones((1, 2)),
         "top_k_0_0": np.array(1),
     }
-    np.savez(tmp_path / "reference.npz", **arrays)
+    np.savez(tmp_path / "reference.npz", allow_pickle=False, **arrays)
     with pytest.raises(BundleError, match="no array 'logits_0_0'"):
         read_references(tmp_path / "reference.npz")
