@@ -1,0 +1,157 @@
+"""The requests that wait for one model: by priority, by client, and in each client's order. Pure data, no clock.
+
+Level 1 goes first. Within a level clients share fairly; within a client what has to be cut (large) and what has not
+(small) share fairly too, so that neither waits behind the whole of the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from service.packing import Int64
+from service.scheduling.turns import Turns
+
+
+class Pending(Protocol):
+    """What scheduling needs to know of a waiting request."""
+
+    rows: int  # tokens of the whole request, at least 1
+    taken: int  # tokens already given to windows
+    ends: Int64 | None  # where each sequence ends, in rows; None: rows are independent and may be cut anywhere
+    load_ends: Int64 | None  # tokens that count against the budget, up to the end of each sequence; None as `ends`
+    squares: Int64 | None  # sum of the squared lengths of the sequences up to each; None as `ends`
+    deadline: float
+    isolate: bool  # alone in its windows
+    large: bool  # may be cut, and is
+    level: int  # of priority; 1 is the highest
+    client_id: str
+
+
+R = TypeVar("R", bound=Pending)
+
+
+class _Client(Generic[R]):
+    """One client's requests of one level."""
+
+    __slots__ = ("queues", "turns")
+
+    def __init__(self) -> None:
+        self.queues: dict[bool, deque[R]] = {False: deque(), True: deque()}  # small, large
+        self.turns: Turns[bool] = Turns()
+
+
+class Level(Generic[R]):
+    """The waiting requests of one priority level."""
+
+    __slots__ = ("_clients", "_turns", "size", "unserved")
+
+    def __init__(self) -> None:
+        self._clients: dict[str, _Client[R]] = {}
+        self._turns: Turns[str] = Turns()
+        self.size = 0  # requests, with those that nobody waits for any more
+        self.unserved = 0  # windows since it last had a part in one, while it waited
+
+    def add(self, request: R) -> None:
+        """At the end of its client's queue."""
+        client = self._clients.get(request.client_id)
+        if client is None:
+            client = self._clients[request.client_id] = _Client()
+        client.queues[request.large].append(request)
+        client.turns.join(request.large)
+        self._turns.join(request.client_id)
+        self.size += 1
+
+    def head(self, gone: Callable[[R], bool]) -> R | None:
+        """The request whose turn it is; those before it that are `gone` leave the queue."""
+        while self.size:
+            client = self._clients[self._turns.first()]
+            request = client.queues[client.turns.first()][0]
+            if not gone(request):
+                return request
+            self._leave(request)
+        return None
+
+    def serve(self, request: R, cost: float) -> None:
+        """Its head had a part of a window, which cost so much; it leaves when all of it is taken."""
+        client = self._clients[request.client_id]
+        client.turns.charge(request.large, cost)
+        self._turns.charge(request.client_id, cost)
+        if request.taken >= request.rows:
+            self._leave(request)
+
+    def keep(self, waits: Callable[[R], bool]) -> None:
+        """Drop those for whom nobody waits, wherever they stand."""
+        for name, client in list(self._clients.items()):
+            for large, queue in client.queues.items():
+                kept = deque(filter(waits, queue))
+                self.size -= len(queue) - len(kept)
+                if queue and not kept:
+                    client.turns.leave(large)
+                client.queues[large] = kept
+            if not client.turns:
+                self._depart(name)
+
+    def _leave(self, request: R) -> None:
+        client = self._clients[request.client_id]
+        queue = client.queues[request.large]
+        queue.popleft()
+        self.size -= 1
+        if not queue:
+            client.turns.leave(request.large)
+            if not client.turns:
+                self._depart(request.client_id)
+
+    def _depart(self, name: str) -> None:
+        self._turns.leave(name)
+        del self._clients[name]
+
+    def __iter__(self) -> Iterator[R]:
+        for client in self._clients.values():
+            for queue in client.queues.values():
+                yield from queue
+
+
+class Waiting(Generic[R]):
+    """All levels. A level that had no part in `aging` windows has the first part of the next."""
+
+    def __init__(self, levels: int = 1, aging: int = 16) -> None:
+        self.levels = [Level[R]() for _ in range(levels)]  # the highest first
+        self._aging = aging
+
+    @property
+    def size(self) -> int:
+        """Requests, with those that nobody waits for any more."""
+        return sum(level.size for level in self.levels)
+
+    def add(self, request: R) -> None:
+        """Join the queue of its level and client."""
+        self.levels[request.level - 1].add(request)
+
+    def head(self, gone: Callable[[R], bool]) -> R | None:
+        """The first of the highest level that has any; those before it that are `gone` leave."""
+        for level in self.levels:
+            request = level.head(gone)
+            if request is not None:
+                return request
+        return None
+
+    def starved(self) -> list[Level[R]]:
+        """Levels whose turn came by age, the longest without a part first."""
+        starved = [level for level in self.levels if level.size and level.unserved >= self._aging]
+        return sorted(starved, key=lambda level: -level.unserved)
+
+    def close_window(self, served: set[int]) -> None:
+        """A window was planned, with requests of the levels `served`."""
+        for index, level in enumerate(self.levels, 1):
+            level.unserved = 0 if index in served or not level.size else level.unserved + 1
+
+    def keep(self, waits: Callable[[R], bool]) -> None:
+        """Drop those for whom nobody waits, wherever they stand."""
+        for level in self.levels:
+            level.keep(waits)
+
+    def __iter__(self) -> Iterator[R]:
+        for level in self.levels:
+            yield from level

@@ -1,0 +1,45 @@
+"""A waiting request as scheduling sees it, and how hypothesis makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from service.packing import Int64
+from service.scheduling.waiting import Waiting
+
+
+@dataclass(eq=False)
+class Ask:
+    rows: int
+    ends: Int64 | None = None
+    load_ends: Int64 | None = None
+    squares: Int64 | None = None
+    taken: int = 0
+    deadline: float = float("inf")
+    isolate: bool = False
+    large: bool = False
+    level: int = 1
+    client_id: str = ""
+
+
+def sequences(*lens: int, **rest: int) -> Ask:
+    sizes = np.array(lens, np.int64)
+    return Ask(sum(lens), np.cumsum(sizes), np.cumsum(sizes), np.cumsum(sizes**2), **rest)  # type: ignore[arg-type]
+
+
+def queue_of(*requests: Ask, levels: int = 1, aging: int = 16) -> Waiting[Ask]:
+    waiting: Waiting[Ask] = Waiting(levels, aging)
+    for request in requests:
+        waiting.add(request)
+    return waiting
+
+
+position_wise = st.builds(Ask, st.integers(1, 300), client_id=st.sampled_from("abc"), level=st.integers(1, 3))
+ragged = st.builds(
+    lambda lens, level: sequences(*lens, level=level),
+    st.lists(st.integers(1, 90), min_size=1, max_size=8),
+    st.integers(1, 3),
+)
