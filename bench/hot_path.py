@@ -56,14 +56,14 @@ async def measure(bundle: Bundle, models: Path, rounds: int = ROUNDS, waves: int
 
 def metrics_us(rounds: int = ROUNDS, waves: int = WAVES) -> float:
     """What counting costs a request, in windows of CONNECTIONS requests of one token; microseconds."""
-    metrics = Metrics()
+    metrics = Metrics().of("model")
     tokens, queued = [1] * CONNECTIONS, [0.001] * CONNECTIONS
 
     def count() -> float:
         began = time.thread_time()
         for _ in range(waves):
-            metrics.count_window("model", CONNECTIONS, CONNECTIONS, 0.001)
-            metrics.count_answers("model", tokens, queued)
+            metrics.count_window(CONNECTIONS, CONNECTIONS, 2048, 1e-5, 1e-3, 1e-4)
+            metrics.count_answers(tokens, queued)
         return (time.thread_time() - began) / (waves * CONNECTIONS) * 1e6
 
     return min(count() for _ in range(rounds))

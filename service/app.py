@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
+from service.admission import bounds_of
 from service.asgi import Message, Receive, Scope, Send, peer_of, refuse
 from service.auth import Gate
 from service.batcher import Batcher
@@ -27,7 +28,6 @@ from service.model_control import ModelControl
 from service.openapi import describe
 from service.parts import Parts
 from service.repository import Repository
-from service.request import Bounds
 from service.settings import Settings
 from service.shrinking import shrink_arenas
 
@@ -115,15 +115,13 @@ class App:
         if repository is None:
             repository = self._parts.loaded = load_repository(settings)
         engine = Engine()
-        bounds = Bounds(
-            settings.max_queue_tokens, settings.max_sequence_tokens, settings.timeout_s, settings.max_wait_ms / 1e3
-        )
         budget = BodyBudget(settings.max_bodies_bytes)
         self.metrics.body_bytes.set_function(lambda: budget.taken)
         batcher = Batcher(
-            engine.submit, bounds, self.metrics, asyncio.get_running_loop(), arrivals=lambda: budget.chunks
+            engine.submit, bounds_of(settings), self.metrics, asyncio.get_running_loop(), arrivals=lambda: budget.chunks
         )
         self.metrics.queue_tokens.set_function(lambda: batcher.open_tokens)
+        self._parts.batcher = batcher
         self._infer = Infer(repository, batcher, self.metrics, settings, self.lifecycle, budget, self.gate)
         self._direct = Direct(self._infer, asyncio.get_running_loop())
         engine.start()

@@ -1,8 +1,8 @@
-"""The batcher: admission, deadlines and windows, on the event loop. It never sees HTTP, and runs no model itself.
+"""The batcher: from admission to answer, on the event loop. It never sees HTTP, and runs no model itself.
 
-The window rule: the engine takes a window when it is free *and* (the token budget is full *or* the oldest request has
-waited `max_wait`). With `max_wait` 0 a busy engine is itself the window. A request is either answered or failed, once;
-its tokens count against the queue's bound until then.
+The window rule: the engine takes a window when it is free *and* (the token budget is full *or* waiting longer would
+break `max_wait` or a deadline). With `max_wait` 0 a busy engine is itself the window. A request is either answered or
+failed, once; its tokens count against the queue's bounds until then.
 """
 
 from __future__ import annotations
@@ -18,20 +18,24 @@ from weakref import WeakSet
 
 import numpy as np
 
+from service.admission import Admission, unreachable
+from service.collecting import Collecting
+from service.deadlines import Deadlines
 from service.engine import Window
-from service.errors import DeadlineExceeded, EngineFailed, QueueFull, TooLarge
-from service.memory import Memory, piece_memory
+from service.errors import DeadlineExceeded, EngineFailed, ModelFailing
+from service.lane import Lane, Lanes
+from service.memory import Memory
 from service.metrics import Metrics
-from service.packing import Float32, Int64, Piece, piece_load, piece_seq_lens, plan_window, split
-from service.request import Answer, Bounds, Client, ClientGone, Lane, Outcome, Request, ServedModel
+from service.packing import Float32, Int64
+from service.request import Answer, Bounds, Client, ClientGone, Outcome, Request, ServedModel, Work
+from service.running import Running, give_out
+from service.scheduling.retries import halves, patience_s
+from service.scheduling.window import Rules, is_large, load
 
 log = logging.getLogger("tokenslab.batcher")
 
-# How long and how many quiet turns of the loop a free engine is kept for requests that have already arrived.
-COLLECT_S = 0.01
-QUIET = 3
-# Deadlines that pass within this time of one another are found by one look at all open requests.
-SWEEP_S = 0.005
+TRIAL_S: Final = 5.0  # between two trials of a model that fails
+HANG_FACTOR: Final = 10.0  # a window that takes so much longer than predicted, and longer than `hang_s`, hangs
 _NO_TOKENS: Final = np.empty((0, 0), np.float32)
 
 
@@ -49,25 +53,25 @@ class Batcher:
     ) -> None:
         self._submit = submit
         self._bounds = bounds
+        self._metrics = metrics
         self._loop = loop
         self._clock = clock
-        self._lanes: dict[ServedModel, Lane] = {}
+        self._lanes = Lanes()
         self._retired: WeakSet[ServedModel] = WeakSet()
-        self._running: list[Piece[Request]] = []
-        self._soon: asyncio.Handle | None = None
+        self._running: Running | None = None
+        self._admission = Admission(bounds)
+        self._deadlines = Deadlines(loop, clock, self._late)
         self._arrivals = arrivals
-        self._seen = 0
-        self._quiet = 0
-        self._collect_until = 0.0
-        self._compute_s = 0.0  # of the last window
+        self._collecting = Collecting(loop, clock, self._arrived, self._lanes.longest_s, self._take)
         self._wait: asyncio.TimerHandle | None = None
-        self._sweep: asyncio.TimerHandle | None = None
-        self._sweep_at = float("inf")
-        self._open: set[Request] = set()
-        self.open_tokens = 0  # accepted and not yet answered
+        self._compute_s = 0.0  # of the last window
         self.accepted = 0  # requests
         self.answered = 0  # of those, with a result
-        self._metrics = metrics
+
+    @property
+    def open_tokens(self) -> int:
+        """Accepted and not yet answered."""
+        return self._admission.open_tokens
 
     async def submit(
         self,
@@ -77,10 +81,20 @@ class Batcher:
         client: Client,
         timeout_s: float | None = None,
         memory: Memory | None = None,
+        *,
+        priority: int = 0,
+        isolate: bool = False,
+        client_id: str = "",
     ) -> Answer:
         """`enqueue` for those who can await: returns the answer or raises its error; withdrawn when cancelled."""
         future: asyncio.Future[Answer] = self._loop.create_future()
-        request = self.enqueue(model, tokens, seq_lens, client, timeout_s, memory, done=partial(_resolve, future))
+        request = self.enqueue(
+            *(model, tokens, seq_lens, client, timeout_s, memory),
+            priority=priority,
+            isolate=isolate,
+            client_id=client_id,
+            done=partial(_resolve, future),
+        )
         try:
             return await future
         finally:
@@ -96,6 +110,9 @@ class Batcher:
         timeout_s: float | None = None,
         memory: Memory | None = None,
         *,
+        priority: int = 0,
+        isolate: bool = False,
+        client_id: str = "",
         done: Callable[[Outcome], None],
     ) -> Request:
         """Run `tokens` (rows >= 1, d_in) through `model`; `seq_lens` (sequences,), all positive, add up to rows.
@@ -103,59 +120,48 @@ class Batcher:
         `memory`, for models that take one, has an entry for each of `seq_lens`; its rows count as tokens do, in the
         queue and in windows.
 
+        `priority` 1 is the highest level, 0 the default one. An `isolate` request shares its windows with nobody.
+        Requests of one `client_id` share what its level gives it.
+
         `done` is called once with what became of it, on the event loop and never before this returns: an Answer,
-        DeadlineExceeded (the service's timeout, or a shorter `timeout_s`), EngineFailed (its window failed) or
-        ClientGone (the client left before its tokens were packed). By then it counts no more, and `done` may enqueue
-        again; it must not raise.
+        DeadlineExceeded (the service's timeout, or a shorter `timeout_s`), DeadlineUnreachable (it became clear that it
+        would be late), EngineFailed (it failed alone), ModelFailing or ClientGone (the client left before its tokens
+        were packed). By then it counts no more, and `done` may enqueue again; it must not raise.
 
         Raises:
             TooLarge: it could never be admitted, or a sequence is longer than the stated maximum.
             QueueFull: it cannot be admitted now.
+            DeadlineUnreachable: it would be late whatever happens.
+            ModelFailing: the model does not run at present.
+            InvalidInput: there is no such priority.
         """
-        rows, bounds = len(tokens), self._bounds
-        load = rows if memory is None else rows + len(memory.rows)
-        if load > bounds.queue_tokens:
-            what = "tokens" if memory is None else "tokens and memory"
-            raise TooLarge(f"{what}: {load} in one request, the queue holds {bounds.queue_tokens} (max_queue_tokens)")
-        longest = 0 if seq_lens is None else int(seq_lens.max())
-        if longest > bounds.sequence_tokens:
-            raise TooLarge(
-                f"seq_lens: a sequence of {longest} tokens, the longest allowed is {bounds.sequence_tokens} "
-                "(max_sequence_tokens)"
-            )
-        if memory is not None and (longest := int(memory.seq_lens.max())) > bounds.sequence_tokens:
-            raise TooLarge(
-                f"memory_seq_lens: a memory of {longest} rows, the longest allowed is {bounds.sequence_tokens} "
-                "(max_sequence_tokens)"
-            )
-        if self.open_tokens + load > bounds.queue_tokens:
-            raise QueueFull(
-                f"{self.open_tokens} tokens wait; {load} more would exceed max_queue_tokens, {bounds.queue_tokens}"
-            )
-        now = self._clock()
-        timeout = bounds.timeout_s if timeout_s is None else min(timeout_s, bounds.timeout_s)
-        ends = None if seq_lens is None else np.cumsum(seq_lens)
-        lane = self._lanes.get(model)
-        if lane is None:
-            lane = self._lanes[model] = Lane(model)
-        request = Request(lane, tokens, rows, ends, client, done, now, now + timeout, now, load=load)
-        if memory is not None:
-            assert ends is not None
-            request.memory, request.load_ends = memory, ends + memory.ends
-        lane.queue.append(request)
-        lane.open += 1
-        lane.tokens += load
-        self._open.add(request)
+        level, now = self._admission.level(priority), self._clock()
+        work = Work.of(tokens, seq_lens, memory)
+        self._admission.check(work, level)
+        lane = self._lane(model)
+        if lane.health.reason is not None:
+            raise _failing(lane)
+        large = is_large(work.load, work.square, model.limits, lane.cost, self._bounds.chunk_s)
+        request = Request(
+            *(lane, tokens, len(tokens), work.load, work.ends, work.load_ends, work.squares, client, done, now),
+            *(self._admission.deadline(now, timeout_s), level, client_id, isolate, large),
+            memory=memory,
+        )
+        refusal = unreachable(request, now, self._busy_s(request, now))
+        if refusal is not None:
+            raise refusal
+        lane.add(request, work.load, work.square)
+        self._lanes.join(lane)
+        self._deadlines.watch(request)
+        self._admission.count(level, work.load)
         self.accepted += 1
-        self.open_tokens += load
-        self._watch(request.deadline)
-        if not self._running and self._soon is None:
-            self._start_collecting()
+        self._wake()
         return request
 
     def withdraw(self, request: Request) -> None:
         """Nobody waits for it any more: it counts no more, and `done` is not called; harmless once it was."""
         if request.done is not None:
+            self._lose(request, "gone")
             self._close(request)
 
     async def retire(self, model: ServedModel) -> None:
@@ -171,191 +177,200 @@ class Batcher:
         elif lane is not None:
             self._forget(lane)
 
+    def failing(self, model: ServedModel) -> str | None:
+        """Why `model` does not run at present; None if it does, as far as is known."""
+        lane = self._lanes.get(model)
+        return None if lane is None else lane.health.reason
+
+    def hanging(self) -> str | None:
+        """What is wrong with the engine if a window runs for much longer than it should."""
+        if self._running is None:
+            return None
+        took = self._clock() - self._running.since
+        if took <= max(self._bounds.hang_s, HANG_FACTOR * self._running.predicted_s):
+            return None
+        return f"{self._running.lane.model.label}: a window has run for {took:.1f} s (hang_limit_s)"
+
+    def _arrived(self) -> int:
+        return self.accepted + self._arrivals()
+
+    def _lane(self, model: ServedModel) -> Lane:
+        lane = self._lanes.get(model)
+        if lane is None:
+            lane = Lane.of(model, self._bounds, self._metrics.of(model.label))
+            self._lanes.add(lane)
+        return lane
+
     def _forget(self, lane: Lane) -> None:
         if not lane.open and self._lanes.get(lane.model) is lane:
-            del self._lanes[lane.model]
+            self._lanes.remove(lane)
             if lane.drained is not None:
                 lane.drained.set_result(None)
 
-    def _close(self, request: Request) -> None:
-        """Whatever became of it: it counts no more, and what still waits in its lane holds no body."""
-        self._open.discard(request)
+    def _busy_s(self, request: Request, now: float) -> float:
+        """How long the engine is busy with what runs, and with what waits before `request` in its own queue."""
         lane = request.lane
-        lane.open -= 1
-        if not lane.open and self._retired and lane.model in self._retired:
-            self._loop.call_soon(self._forget, lane)  # not now: the lanes may be being walked
-        self.open_tokens -= request.load
-        lane.tokens -= piece_load(request, request.taken, request.rows)
-        request.taken = request.rows
-        request.tokens, request.memory, request.out, request.done = _NO_TOKENS, None, None, None
+        running = 0.0 if self._running is None else max(0.0, self._running.predicted_s - (now - self._running.since))
+        return running + lane.cost.marginal(*lane.waiting.ahead(request))
 
-    def _settle(self, request: Request, outcome: Outcome) -> None:
-        """Tell whoever waits for it what became of it, the first time that something did."""
-        done = request.done
-        if done is None:
-            return
-        self._close(request)
-        try:
-            done(outcome)
-        except Exception:  # one caller's fault must not keep the others of its window from their answers
-            log.exception("%s: nobody took the outcome of a request", request.lane.model.label)
-
-    def _start_collecting(self) -> None:
-        """Keep the free engine for requests that have already arrived, and are still to be read.
-
-        An engine that starts with the first of many small requests runs a small window, and fights the event loop for
-        the cores while that reads the rest. So it starts when the loop finds nothing new (in QUIET turns; a request
-        takes two from socket to queue), after one window's compute time or COLLECT_S in any case, and as soon as it
-        has work for COLLECT_S: such a window gains little from more, and the loop reads beside it.
-        """
-        self._quiet = 0
-        self._collect_until = self._clock() + min(COLLECT_S, self._compute_s)
-        self._soon = self._loop.call_soon(self._collect)
-
-    def _collect(self) -> None:
-        seen = self.accepted + self._arrivals()
-        self._quiet = self._quiet + 1 if seen == self._seen else 0
-        self._seen = seen
-        if self._quiet >= QUIET or self._clock() >= self._collect_until or self._enough():
-            self._take()
-        else:
-            self._soon = self._loop.call_soon(self._collect)
-
-    def _enough(self) -> bool:
-        return any(lane.tokens * lane.token_s >= COLLECT_S for lane in self._lanes.values())
+    def _wake(self) -> None:
+        if self._running is None:
+            self._collecting.begin(self._compute_s)
 
     def _take(self) -> None:
-        """Give the free engine its next window, if there is one to give now."""
-        self._soon = None
+        """Give the free engine its next window, if there is one to give now; else look again when one becomes due."""
+        self._collecting.end()
         if self._wait is not None:
             self._wait.cancel()
             self._wait = None
-        while not self._running:
-            lane = self._next_lane()
+        while self._running is None:
+            now = self._clock()
+            lane, due = self._lanes.choose(now, self._bounds.max_wait_s)
             if lane is None:
+                if due != float("inf"):
+                    self._wait = self._loop.call_later(max(0.0, due - now), self._take)
                 return
-            self._start(lane)
+            self._start(lane, now)
 
-    def _next_lane(self) -> Lane | None:
-        """Of the models whose window is full or due, the one whose first request has queued longest.
-
-        Where there is none, a timer is set for the first that becomes due.
-        """
-        now, first_due = self._clock(), float("inf")
-        oldest: Lane | None = None
-        for lane in list(self._lanes.values()):  # those that are dropped may enqueue again
-            while lane.queue and self._dropped(lane.queue[0]):
-                lane.queue.popleft()
-            if not lane.queue:
-                continue
-            due = lane.queue[0].arrived + self._bounds.max_wait_s
-            if lane.tokens < lane.model.limits.tokens and due > now:
-                first_due = min(first_due, due)
-            elif oldest is None or lane.queue[0].queued < oldest.queue[0].queued:
-                oldest = lane
-        if oldest is None and first_due != float("inf"):
-            self._wait = self._loop.call_later(first_due - now, self._take)
-        return oldest
-
-    def _dropped(self, request: Request) -> bool:
-        if request.done is not None and request.client.disconnected:
-            self._settle(request, ClientGone())
-        return request.done is None
-
-    def _start(self, lane: Lane) -> None:
-        pieces = plan_window(lane.queue, lane.model.limits, self._dropped)
-        if not pieces:
+    def _start(self, lane: Lane, now: float) -> None:
+        until = None
+        if lane.health.trial_due:
+            running = Running(lane, [], now)
+        elif lane.retries:
+            retry = lane.retries.popleft()
+            until = retry.until
+            running = Running(lane, [p for p in retry.pieces if not self._gone(now, p.request)], now, until)
+        else:
+            crowded = self._lanes.crowded(lane, now)
+            chunk_s = self._bounds.chunk_s
+            rules = Rules(lane.model.limits, lane.cost, now, chunk_s, chunk_s if crowded else float("inf"))
+            running = Running(lane, lane.plan(rules, partial(self._gone, now), self._bounds.max_wait_s), now)
+            lane.tokens -= running.tokens
+            lane.squares -= running.squares
+        if not running.pieces and not lane.health.trial_due:
             return
-        now = self._clock()
-        for piece in pieces:
-            lane.tokens -= piece_load(*piece)
-            if piece.stop < piece.request.rows:
-                piece.request.queued = now
-        ragged = [piece_seq_lens(p.request.ends, p.start, p.stop) for p in pieces if p.request.ends is not None]
-        lens = np.concatenate(ragged) if ragged else None
-        parts = [p.request.tokens[p.start : p.stop] for p in pieces]
-        window = Window(lane.model, parts, lens, sum(map(len, parts)), self._on_engine_thread)
-        if lane.model.memory_slab is not None:
-            window.memory = _memory_of(pieces)
-            window.memory_rows = sum(len(part.rows) for part in window.memory)
-        self._running = pieces
-        self._submit(window)
+        self._lanes.charge(lane, running.predicted_s)
+        self._running = running
+        self._submit(running.window(self._on_engine_thread))
+
+    def _gone(self, now: float, request: Request) -> bool:
+        """Whether it is not to be run, because nobody waits for it or it would be late."""
+        if request.done is not None:
+            if request.client.disconnected:
+                self._settle(request, ClientGone())
+            elif (late := unreachable(request, now, 0.0)) is not None:
+                self._settle(request, late)
+        return request.done is None
 
     def _on_engine_thread(self, window: Window) -> None:
         with suppress(RuntimeError):  # a loop that was closed meanwhile has nobody left to answer
             self._loop.call_soon_threadsafe(self._finish, window)
 
     def _finish(self, window: Window) -> None:
-        pieces, self._running = self._running, []
-        lane = pieces[0].request.lane
+        running, self._running = self._running, None
+        assert running is not None
+        lane, error = running.lane, window.error or running.fault(window)
         self._compute_s = window.finished - window.started
-        lane.token_s = self._compute_s / (window.rows + window.memory_rows)
-        if self._enough():
+        self._lanes.correct(lane, self._compute_s - running.predicted_s)
+        if not running.pieces:
+            self._tried(lane, error)
+        elif error is not None:
+            self._failed(running, error)
+        if self._collecting.enough():
             self._take()  # the engine first: it computes while the answers are written
-        elif self._soon is None:
-            self._start_collecting()
-        label = lane.model.label
-        if window.error is None and window.out is not None:
-            try:
-                outs = split(window.out, [p.stop - p.start for p in pieces])
-            except ValueError as error:
-                window.error = error
-        if window.error is not None or window.out is None:
-            log.error("a window of %d tokens failed on %s", window.rows, label, exc_info=window.error)
-            for piece in pieces:
-                failed = EngineFailed("the model failed on this request's window; see the service's log")
-                self._settle(piece.request, failed)
-            return
-        compute_s = self._compute_s
-        answered = []
-        for piece, out in zip(pieces, outs, strict=True):
-            request = piece.request
-            if request.queue_s < 0:
-                request.queue_s = max(0.0, window.started - request.arrived)
-            request.compute_s += compute_s
-            if self._deliver(request, piece, out, window.rows):
-                answered.append(request)
-        self.answered += len(answered)
-        self._metrics.count_window(label, len(pieces), window.rows, compute_s)
-        self._metrics.count_answers(label, [r.rows for r in answered], [r.queue_s for r in answered])
-        log.debug("%s: a window of %d requests, %d tokens, %.2f ms", label, len(pieces), window.rows, compute_s * 1e3)
+        else:
+            self._wake()
+        if running.pieces and error is None:
+            self._answer(running, window)
 
-    def _deliver(self, request: Request, piece: Piece[Request], out: Float32, window_tokens: int) -> bool:
-        """Give `request` its rows; True when that completes its answer."""
-        if request.done is None:
-            return False
-        if len(out) < request.rows:
-            if request.out is None:
-                request.out = np.empty((request.rows, out.shape[1]), np.float32)
-            request.out[piece.start : piece.stop] = out
-            request.answered += len(out)
-            if request.answered < request.rows:
-                return False
-            out = request.out
-        self._settle(request, Answer(out, request.queue_s, request.compute_s, window_tokens))
-        return True
-
-    def _watch(self, deadline: float) -> None:
-        """One timer for all deadlines, at the earliest that was known when it was set."""
-        if deadline < self._sweep_at:
-            if self._sweep is not None:
-                self._sweep.cancel()
-            self._sweep_at = deadline
-            self._sweep = self._loop.call_later(max(0.0, deadline - self._clock()), self._expire)
-
-    def _expire(self) -> None:
-        self._sweep, self._sweep_at = None, float("inf")
+    def _answer(self, running: Running, window: Window) -> None:
+        lane = running.lane
+        lane.health.ran()
+        began = self._clock()
+        complete = give_out(running, window)
+        for request, answer in complete:
+            self._settle(request, answer)
+        self.answered += len(complete)
         now = self._clock()
-        earliest = float("inf")
-        for request in list(self._open):  # those that are told may enqueue again
-            if request.deadline <= now:
-                waited = now - request.arrived
-                where = "in its window" if request.taken else "in the queue"
-                self._settle(request, DeadlineExceeded(f"timeout: not answered within {waited:.6f} s ({where})"))
-            else:
-                earliest = min(earliest, request.deadline)
-        if earliest != float("inf"):
-            self._watch(max(earliest, now + SWEEP_S))
+        running.count(window, complete, now, now - began)
+        lane.learn(running.tokens, running.squares, self._compute_s, now)
+
+    def _failed(self, running: Running, error: BaseException) -> None:
+        """Run it again in halves; who failed alone is told so."""
+        lane, pieces = running.lane, running.pieces
+        log.error("a window of %d tokens failed on %s", running.tokens, lane.model.label, exc_info=error)
+        now = self._clock()
+        until = now + patience_s(len(pieces), self._compute_s) if running.until is None else running.until
+        if len(pieces) == 1:
+            lane.health.failed_alone()
+            reason = "the model failed on this request, run alone; see the service's log"
+            self._settle(pieces[0].request, EngineFailed(reason))
+        elif now < until:
+            lane.metrics.retries.inc(2)
+            lane.retries.extendleft(reversed(halves(pieces, until)))
+        else:
+            for piece in pieces:
+                self._settle(piece.request, EngineFailed("the model keeps failing on this request's window"))
+
+    def _tried(self, lane: Lane, error: BaseException | None) -> None:
+        """The model's own input ran, or not: then nothing of the model does until it is tried again."""
+        was, label = lane.health.reason, lane.model.label
+        lane.health.tried(error)
+        lane.metrics.failing.set(error is not None)
+        if error is not None:
+            log.error("%s: not ready: %s", label, lane.health.reason, exc_info=error)
+            for request in self._deadlines.of(lane):
+                self._settle(request, _failing(lane))
+            lane.retries.clear()
+            self._loop.call_later(TRIAL_S, self._try_again, lane)
+        elif was is not None:
+            log.info("%s: ready again", label)
+
+    def _try_again(self, lane: Lane) -> None:
+        if self._lanes.get(lane.model) is lane:
+            lane.health.trial_due = True
+            self._wake()
+
+    def _settle(self, request: Request, outcome: Outcome) -> None:
+        """Tell whoever waits for it what became of it, the first time that something did."""
+        done = request.done
+        if done is None:
+            return
+        if not isinstance(outcome, Answer):
+            late, gone = isinstance(outcome, DeadlineExceeded), isinstance(outcome, ClientGone)
+            self._lose(request, "late" if late else "gone" if gone else "failed")
+        self._close(request)
+        try:
+            done(outcome)
+        except Exception:  # one caller's fault must not keep the others of its window from their answers
+            log.exception("%s: nobody took the outcome of a request", request.lane.model.label)
+
+    def _lose(self, request: Request, outcome: str) -> None:
+        request.lane.metrics.count_loss(outcome, request.rows)
+        request.lane.model.statistics.count_failed(self._clock() - request.arrived)
+
+    def _close(self, request: Request) -> None:
+        """Whatever became of it: it counts no more, and what still waits in its lane holds no body."""
+        self._deadlines.open.discard(request)
+        self._admission.count(request.level, -request.load)
+        lane = request.lane
+        if request.taken < request.rows:
+            rest = load(request, request.rows)
+            lane.lighten(request, *rest)
+            request.taken = request.rows
+        request.tokens, request.memory, request.out, request.done = _NO_TOKENS, None, None, None
+        lane.open -= 1
+        if not lane.open and self._retired and lane.model in self._retired:
+            self._loop.call_soon(self._forget, lane)  # not now: the lanes may be being walked
+
+    def _late(self, request: Request, now: float) -> None:
+        where = "in its window" if request.taken else "in the queue"
+        waited = now - request.arrived
+        self._settle(request, DeadlineExceeded(f"timeout: not answered within {waited:.6f} s ({where})"))
+
+
+def _failing(lane: Lane) -> ModelFailing:
+    return ModelFailing(f"{lane.model.label}: not ready: {lane.health.reason}")
 
 
 def _resolve(future: asyncio.Future[Answer], outcome: Outcome) -> None:
@@ -365,12 +380,3 @@ def _resolve(future: asyncio.Future[Answer], outcome: Outcome) -> None:
         future.set_result(outcome)
     else:
         future.set_exception(outcome)
-
-
-def _memory_of(pieces: list[Piece[Request]]) -> list[Memory]:
-    memories = []
-    for request, start, stop in pieces:
-        assert request.memory is not None
-        assert request.ends is not None
-        memories.append(piece_memory(request.memory, request.ends, start, stop))
-    return memories

@@ -32,6 +32,7 @@ def serve(
     windows: Annotated[bool | None, typer.Option(help="Pack requests together, or one a run (default: pack)")] = None,
     max_window_tokens: Annotated[int | None, typer.Option(help="Token budget of a window")] = None,
     max_wait_ms: Annotated[float | None, typer.Option(help="How long a free engine waits for more")] = None,
+    max_chunk_ms: Annotated[float | None, typer.Option(help="Compute of a large request per window")] = None,
     max_queue_tokens: Annotated[int | None, typer.Option(help="Tokens accepted and not yet answered")] = None,
     max_sequence_tokens: Annotated[int | None, typer.Option(help="Longest sequence through attention")] = None,
     max_body_mib: Annotated[float | None, typer.Option(help="Largest request body")] = None,

@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 
 from service.asgi import error_response
 from service.errors import RequestError
-from service.lifecycle import Lifecycle
 from service.model_routes import model_routes
 from service.parts import Parts, readiness
 from service.repository_routes import repository_routes
@@ -31,7 +30,7 @@ EXTENSIONS = [
 
 def add_control_routes(api: FastAPI, parts: Parts) -> None:
     """Add the routes and the handlers that give every fault the protocol's `{"error": ...}`."""
-    api.include_router(_health(parts.lifecycle))
+    api.include_router(_health(parts))
     api.include_router(model_routes(parts))
     api.include_router(repository_routes(parts))
     metrics = parts.metrics
@@ -61,12 +60,13 @@ def add_control_routes(api: FastAPI, parts: Parts) -> None:
         return JSONResponse({"error": "internal error; see the service's log"}, 500)
 
 
-def _health(lifecycle: Lifecycle) -> APIRouter:
-    router = APIRouter()
+def _health(parts: Parts) -> APIRouter:
+    lifecycle, router = parts.lifecycle, APIRouter()
 
-    @router.get("/v2/health/live", tags=["health"], summary="The process answers")
-    async def live() -> dict[str, bool]:
-        return {"live": True}
+    @router.get("/v2/health/live", tags=["health"], summary="The process answers, and its engine does not hang")
+    async def live() -> Response:
+        wrong = parts.hanging()
+        return JSONResponse({"live": True}) if wrong is None else JSONResponse({"error": wrong}, 503)
 
     @router.get("/v2/health/ready", tags=["health"], summary="Models are warm and the service is not draining")
     async def ready() -> Response:

@@ -79,15 +79,17 @@ class Direct:
             return None
         return DirectHead(path, head, length, headers)
 
-    def admits(self, head: DirectHead, peer: str | None) -> bool:
-        """Whether the keys that are in force now let this head in; who is refused goes the ASGI way."""
+    def client(self, head: DirectHead, peer: str | None) -> str | None:
+        """Whose share a request with this head takes, by the keys that are in force now; None: it goes the ASGI way,
+        to be refused.
+        """
         gate = self.infer.gate
-        if gate.guarded:
-            try:
-                gate.client(head.headers, peer)
-            except RequestError:
-                return False
-        return True
+        if not gate.guarded:
+            return ""
+        try:
+            return gate.client(head.headers, peer)
+        except RequestError:
+            return None
 
     def learn(self, data: bytes, head: DirectHead) -> None:
         """Remember the bytes that the parser took for `head`, for as long as there is room."""
@@ -115,15 +117,16 @@ class DirectRequest:
 
     __slots__ = (
         *("_at", "_began", "_body", "_connection", "_decoded", "_direct", "_last", "_patience", "_signature"),
-        *("_waiting", "disconnected", "head", "keep_alive", "left", "response_complete"),
+        *("_waiting", "client_id", "disconnected", "head", "keep_alive", "left", "response_complete"),
     )
 
     message_event: ClassVar = _Unawaited()
 
-    def __init__(self, direct: Direct, connection: Connection, head: DirectHead) -> None:
+    def __init__(self, direct: Direct, connection: Connection, head: DirectHead, client_id: str) -> None:
         self._direct = direct
         self._connection = connection
         self.head = head
+        self.client_id = client_id
         self.left = head.length  # bytes of the body that are still to come
         self.keep_alive = True
         self.disconnected = False
@@ -172,6 +175,9 @@ class DirectRequest:
                     self,
                     decoded.timeout_s,
                     decoded.memory,
+                    priority=decoded.priority,
+                    isolate=decoded.isolate,
+                    client_id=self.client_id,
                     done=self._done,
                 )
                 return

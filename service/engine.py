@@ -39,10 +39,16 @@ class Runnable(Protocol):
     def run(self, tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None) -> Float32:
         """(rows, d_in) and, for sequences, their lengths and memory -> (rows, d_out)."""
 
+    def try_out(self) -> None:
+        """Run an input that has worked before; raises as `run` does."""
+
 
 @dataclass(slots=True, eq=False)
 class Window:
-    """Requests' rows that run together, and what became of them. Times are `time.perf_counter()` seconds."""
+    """Requests' rows that run together, and what became of them. Times are `time.perf_counter()` seconds.
+
+    A window without parts tries the model out.
+    """
 
     model: Runnable
     parts: list[Float32]
@@ -50,6 +56,7 @@ class Window:
     rows: int
     done: Callable[[Window], None]
     started: float = 0.0
+    packed: float = 0.0
     finished: float = 0.0
     out: Float32 | None = None
     error: BaseException | None = field(default=None)
@@ -132,12 +139,17 @@ class Engine:
             del window
 
     @staticmethod
-    def _run(window: Window) -> Float32:
+    def _run(window: Window) -> Float32 | None:
         model, memory = window.model, None
+        if not window.parts:
+            model.try_out()
+            return None
+        tokens = pack(window.parts, model.slab)
         if window.memory is not None:
             assert model.memory_slab is not None
             memory = pack_memory(window.memory, model.memory_slab)
-        out = model.run(pack(window.parts, model.slab), window.seq_lens, memory)
+        window.packed = time.perf_counter()
+        out = model.run(tokens, window.seq_lens, memory)
         if out.dtype != np.float32 or len(out) != window.rows:
             raise RuntimeError(f"the model returned {out.dtype} {out.shape} for {window.rows} rows")
         return out

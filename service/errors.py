@@ -145,8 +145,21 @@ class DeadlineExceeded(RequestError):
     reason = "deadline"
 
 
+class DeadlineUnreachable(DeadlineExceeded):
+    """The request's timeout is shorter than its answer would take: refused before any work is done for it."""
+
+    reason = "deadline_unreachable"
+
+
+class ModelFailing(NotReady):
+    """The model fails on its own warm-up input too; it is tried again every few seconds."""
+
+    reason = "model_failing"
+    retry_after_s = 5
+
+
 class EngineFailed(RequestError):
-    """ONNX Runtime failed on the window that held this request; the cause is in the service's log."""
+    """ONNX Runtime failed on this request, run alone; the cause is in the service's log."""
 
     status = 500
     reason = "engine"

@@ -99,12 +99,13 @@ class HttpProtocol(HttpToolsProtocol):
                 return
             head = data[:end]
             known = self._direct.known.get(head)
-            if known is None or not self._direct.admits(known, self._peer):
+            client_id = None if known is None else self._direct.client(known, self._peer)
+            if known is None or client_id is None:
                 data = self._learn(head, data)
                 continue
             self._unset_keepalive_if_required()
             self._cancel_head_timer()
-            self._raw = self._begin(known), head
+            self._raw = self._begin(known, client_id), head
             data = self._feed_raw(data, end)
 
     @property
@@ -116,9 +117,9 @@ class HttpProtocol(HttpToolsProtocol):
     def _peer(self) -> str | None:
         return self.client[0] if self.client else None
 
-    def _begin(self, head: DirectHead) -> DirectRequest:
+    def _begin(self, head: DirectHead, client_id: str) -> DirectRequest:
         assert self._direct is not None, "a direct head without the direct way"
-        request = DirectRequest(self._direct, self, head)
+        request = DirectRequest(self._direct, self, head, client_id)
         self._active = self.cycle = request  # type: ignore[assignment]  # a cycle, as far as uvicorn asks one
         return request
 
@@ -184,8 +185,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._cancel_head_timer()
         if self._direct is not None and self._free and self._goes_on():
             head = self._direct.head(self.parser.get_method(), self.url, self.headers)
-            if head is not None and self._direct.admits(head, self._peer):
-                self._parsed = self._begin(head)
+            client_id = None if head is None else self._direct.client(head, self._peer)
+            if head is not None and client_id is not None:
+                self._parsed = self._begin(head, client_id)
                 return
         self._as_asgi()
 

@@ -88,15 +88,14 @@ class Infer:
     async def _answer(
         self, scope: Scope, body: RequestBody
     ) -> tuple[list[bytes | memoryview], list[tuple[bytes, bytes]]]:
-        if self.gate.guarded:
-            self.gate.client(scope["headers"], peer_of(scope))
+        client_id = self.gate.client(scope["headers"], peer_of(scope)) if self.gate.guarded else ""
         model, signature = self.route(scope["path"])
         headers = InferHead(scope["method"], scope["headers"], scope["query_string"])
         data = await body.read(headers.length, self.limits)
         if headers.encoding:
             data = await body.inflate(data, headers.encoding, self.limits)
         request = headers.decode(signature, data, self.max_json)
-        return encode_reply(signature, request, await self._run(model, request, body.client))
+        return encode_reply(signature, request, await self._run(model, request, body.client, client_id))
 
     async def _until_written(self, body: RequestBody, size: int) -> None:
         """Stay with an answer that its client reads slowly: its bytes count, and who reads nothing is cut off."""
@@ -126,12 +125,15 @@ class Infer:
         self.metrics.rejections.labels(error.reason).inc()
         await refuse(error, body, send, closing=self.lifecycle.draining)
 
-    async def _run(self, model: Model, request: Decoded, client: Client) -> Answer:
+    async def _run(self, model: Model, request: Decoded, client: Client, client_id: str) -> Answer:
         answer = self.at_once(model, request)
         if answer is not None:
             return answer
         return await self.batcher.submit(
-            model, request.tokens, request.seq_lens, client, request.timeout_s, request.memory
+            *(model, request.tokens, request.seq_lens, client, request.timeout_s, request.memory),
+            priority=request.priority,
+            isolate=request.isolate,
+            client_id=client_id,
         )
 
     def at_once(self, model: Model, request: Decoded) -> Answer | None:

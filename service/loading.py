@@ -24,11 +24,14 @@ from service.packing import Float32, Limits
 from service.process_memory import resident_bytes, return_free_memory
 from service.recheck import holds
 from service.repository import Loaded, Repository
+from service.request import Timing
 from service.session import open_session
 from service.settings import MIB, Settings
 from service.versions import Found, bundle_folders, chosen, scan_bundle
 
 log = logging.getLogger("tokenslab.repository")
+
+TIMED_TOKENS = 64  # beside the smallest and the largest window: what a chunk may look like
 
 # Runs one warm-up window now, or when the engine that serves others has a gap for it.
 Between = Callable[[Callable[[], Float32]], Float32]
@@ -115,12 +118,13 @@ def _load_variant(folder: Path, manifest: Manifest, variant: Variant, settings: 
     # The budget counts memory rows as tokens, so a window within it has room for them here.
     memory_slab = None if manifest.d_memory is None else np.empty((len(slab), manifest.d_memory), np.float32)
     model = Model(label, str(manifest.version), manifest, variant, session, slab, limits, memory_slab)
-    _warm_up(path, model, lambda *inputs: between(partial(model.run, *inputs)), settings.max_sequence_tokens)
+    timings = _warm_up(path, model, lambda *inputs: between(partial(model.run, *inputs)), settings.max_sequence_tokens)
     return_free_memory()
     after = resident_bytes()
     grown = 0 if before is None or after is None else after - before
     slabs = slab.nbytes + (0 if memory_slab is None else memory_slab.nbytes)
-    model = replace(model, memory_bytes=max(int(KEPT * variant.bytes), grown) + slabs, arena=ArenaUse())
+    size = max(int(KEPT * variant.bytes), grown) + slabs
+    model = replace(model, memory_bytes=size, arena=ArenaUse(), timings=timings)
     log.info(
         "loaded %s version %s on %s: certificate %s, %.1f MB, %.1f MB in memory, %.2f s",
         *(label, manifest.version, variant.provider, variant.certificate.kind),
@@ -140,8 +144,10 @@ def _check_room(path: Path, needed: float, taken: int, settings: Settings) -> No
 
 def _limits(name: str, variant: Variant, settings: Settings) -> Limits:
     kind = variant.certificate.kind
-    packed = settings.windows and (kind == "exact" or (kind == "tolerance" and name in settings.pack_tolerance))
-    return Limits(settings.max_window_tokens, requests=None if packed else 1, divisible=packed)
+    accepted = {"tolerance": settings.pack_tolerance, "dependent": settings.pack_dependent}
+    packed = settings.windows and (kind == "exact" or name in accepted[kind])
+    # Who accepts that neighbours change an answer has not accepted that a request's own rows are torn apart.
+    return Limits(settings.max_window_tokens, requests=None if packed else 1, divisible=packed and kind != "dependent")
 
 
 def _check_signature(path: Path, session: ort.InferenceSession, manifest: Manifest) -> None:
@@ -159,15 +165,18 @@ def _check_signature(path: Path, session: ort.InferenceSession, manifest: Manife
         raise BundleError(f"{path}: its outputs are {outputs}, expected one float tensor 'out'")
 
 
-def _warm_up(path: Path, model: Model, run: Callable[..., Float32], longest: int) -> None:
-    """Run the sizes that traffic will bring, and check the certificate's claim on a sample of rows here and now."""
+def _warm_up(path: Path, model: Model, run: Callable[..., Float32], longest: int) -> tuple[Timing, ...]:
+    """Run the sizes that traffic will bring, and check the certificate's claim on a sample of rows here and now.
+
+    Returns how long the sizes took once they were warm; predictions start from it.
+    """
     # Memory rows take room too, and a run gives each sequence as many as it has tokens.
     window = len(model.slab) if model.manifest.d_memory is None else max(1, len(model.slab) // 2)
-    _run_once(path, model, run, [1])
     whole, rest = divmod(window, longest)
-    _run_once(path, model, run, [longest] * whole + ([rest] if rest else []))
+    sizes = [[1], [longest] * whole + ([rest] if rest else []), [1], [min(longest, window, TIMED_TOKENS)]]
+    timings = [_run_once(path, model, run, lens) for lens in sizes]
     if model.has_sequences and longest > window:
-        _run_once(path, model, run, [longest])
+        timings.append(_run_once(path, model, run, [longest]))
     if model.certificate.kind == "exact":
         broken = holds(run, model.manifest.kind, model.manifest.d_in, d_memory=model.manifest.d_memory)
         if broken is not None:
@@ -175,15 +184,21 @@ def _warm_up(path: Path, model: Model, run: Callable[..., Float32], longest: int
                 f"{path}: its certificate says exact, but not on this machine: {broken}. "
                 "Run `tokenslab verify` on the bundle here, or export it again"
             )
+    return tuple(timings[1:])  # the very first run pays for what no other does
 
 
-def _run_once(path: Path, model: Model, run: Callable[..., Float32], lens: list[int]) -> None:
+def _run_once(path: Path, model: Model, run: Callable[..., Float32], lens: list[int]) -> Timing:
     """One window of `lens` tokens; a memory is as long as its sequence."""
     rows, rng, memory = sum(lens), np.random.default_rng(0), None
     tokens = rng.standard_normal((rows, model.manifest.d_in), dtype=np.float32)
     if model.manifest.d_memory is not None:
         memory = Memory(rng.standard_normal((rows, model.manifest.d_memory), dtype=np.float32), np.cumsum(lens))
+    began = time.perf_counter()
     try:
         run(tokens, np.array(lens, np.int64) if model.has_sequences else None, memory)
     except Exception as cause:
         raise BundleError(f"{path}: it loads but does not run at {rows} tokens: {cause}") from cause
+    seconds = time.perf_counter() - began
+    squares = sum(length * length for length in lens) if model.has_sequences else 0
+    kinds = 1 if memory is None else 2
+    return Timing(kinds * rows, kinds * squares, seconds)

@@ -12,6 +12,7 @@ from service.manifest import Certificate, Manifest, Variant
 from service.memory import Memory
 from service.packing import Float32, Int64, Limits
 from service.process_memory import return_free_memory
+from service.request import Timing
 from service.session import run_packed, shrinking
 from service.statistics import ModelStatistics
 
@@ -31,6 +32,7 @@ class Model:
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     arena: ArenaUse = field(default_factory=ArenaUse)
     memory_bytes: int = 0  # weights and arena, as measured while it was loaded, and the slabs
+    timings: tuple[Timing, ...] = ()  # of its warm-up
 
     @property
     def has_sequences(self) -> bool:
@@ -49,14 +51,21 @@ class Model:
             raise RuntimeError(f"{self.label}: out is {out.shape}, expected {(len(tokens), self.manifest.d_out)}")
         return out
 
+    def try_out(self) -> None:
+        """One token through the model; raises as `run` does."""
+        self.run(*self._one_token())
+
     def shrink(self) -> None:
         """Give back what the arena has grown by for larger windows, and all else that is free; as `run`, one at a time.
 
         Takes a run of one row, and 1 to 10 ms.
         """
+        run_packed(self.session, *self._one_token(), shrinking(self.session))
+        return_free_memory()
+
+    def _one_token(self) -> tuple[Float32, Int64 | None, Memory | None]:
         tokens = np.zeros((1, self.manifest.d_in), np.float32)
         lens = np.ones(1, np.int64) if self.has_sequences else None
         width = self.manifest.d_memory
         memory = None if width is None else Memory(np.zeros((1, width), np.float32), np.ones(1, np.int64))
-        run_packed(self.session, tokens, lens, memory, shrinking(self.session))
-        return_free_memory()
+        return tokens, lens, memory

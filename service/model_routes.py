@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
 
 from service.model import Model
 from service.model_config import configuration
@@ -35,13 +36,15 @@ def model_routes(parts: Parts) -> APIRouter:
 
     @router.get("/v2/models/{name}/ready", summary="The latest version is ready")
     async def latest_ready(name: str) -> Response:
-        parts.repository.get(name)
-        return readiness(parts.lifecycle)
+        return model_readiness(name, None)
 
     @router.get("/v2/models/{name}/versions/{version}/ready", summary="The version is ready")
     async def version_ready(name: str, version: str) -> Response:
-        parts.repository.get(name, version)
-        return readiness(parts.lifecycle)
+        return model_readiness(name, version)
+
+    def model_readiness(name: str, version: str | None) -> Response:
+        reason = parts.failing(parts.repository.get(name, version))
+        return readiness(parts.lifecycle) if reason is None else JSONResponse({"error": reason}, 503)
 
     @router.get("/v2/models/{name}/config", summary="Configuration in Triton's terms, latest version")
     async def latest_config(name: str) -> Response:

@@ -16,10 +16,10 @@ _ERRORS: Final[dict[str, str]] = {
     "415": "Content type other than JSON, octet-stream and npy",
     "429": "The queue or the room for bodies is full; Retry-After says in how many seconds to try again",
     "431": "Request line and headers over max_head_kib; the connection closes",
-    "500": "The model failed on this request's window, or a fault of the service; its log has the cause",
+    "500": "The model failed on this request alone, or a fault of the service; its log has the cause",
     "501": "A part of the protocol that this service does not speak, or a Content-Encoding (then with Accept-Encoding)",
-    "503": "Starting, stopped before the answer, or more connections than max_connections",
-    "504": "The request's timeout passed first",
+    "503": "Starting, the model fails, stopped before the answer, or more connections than max_connections",
+    "504": "The request's timeout passed first, or would: then no work was done",
 }
 
 _RETRY_AFTER: Final = {"schema": {"type": "integer"}, "description": "Seconds"}
@@ -53,6 +53,8 @@ _SCHEMAS: Final[dict[str, Any]] = {
                 "properties": {
                     "binary_data_output": {"type": "boolean", "default": False},
                     "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds; 0: the service's own"},
+                    "priority": {"type": "integer", "minimum": 0, "description": "1: the highest; 0: the default one"},
+                    "isolate": {"type": "boolean", "default": False, "description": "Share a window with nobody"},
                 },
             },
             "inputs": {

@@ -1,15 +1,13 @@
-"""Packing as pure functions: which rows of which request go into the next window, and back.
+"""Packing as pure functions: pieces of requests into one window's arrays, and back.
 
 Owns no clock, loop, socket or session. Rows are tokens; the width does not matter here.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +16,7 @@ Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
 
-class Pending(Protocol):
-    """What planning needs to know of a waiting request."""
-
-    rows: int  # tokens of the whole request, at least 1
-    taken: int  # tokens already given to windows
-    ends: Int64 | None  # where each sequence ends, in rows; None: rows are independent and may be cut anywhere
-    load_ends: Int64 | None  # the same in the budget's units, where a sequence takes more than its rows
-
-
-P = TypeVar("P", bound=Pending)
+P = TypeVar("P")
 
 
 class Piece(NamedTuple, Generic[P]):
@@ -45,82 +34,6 @@ class Limits:
     tokens: int  # budget, in tokens and memory rows; one longer sequence runs alone
     requests: int | None = None  # None: any number
     divisible: bool = True  # False: a request is never split over windows
-
-
-def plan_window(queue: deque[P], limits: Limits, dropped: Callable[[P], bool] = lambda _: False) -> list[Piece[P]]:
-    """Take the next window off `queue`, oldest first; requests that are `dropped` leave it and take no room.
-
-    A request within the budget is never split: it waits at the head for a window with room. A larger one is cut to the
-    room that is left (position-wise: anywhere; sequences: between sequences) and what remains goes to the *end* of the
-    queue, so that small requests wait for one window of it and not for all. A sequence is never cut: one longer than
-    the budget has a window of its own.
-    """
-    pieces: list[Piece[P]] = []
-    room = limits.tokens
-    left = limits.requests if limits.requests is not None else len(queue)
-    for _ in range(len(queue)):
-        if left == 0 or room <= 0:
-            break
-        request = queue[0]
-        if dropped(request):
-            queue.popleft()
-            continue
-        count, load = _fitting(request, room, limits, alone=not pieces)
-        if count == 0:
-            break
-        queue.popleft()
-        piece = Piece(request, request.taken, request.taken + count)
-        request.taken = piece.stop
-        if piece.stop < request.rows:
-            queue.append(request)
-        pieces.append(piece)
-        room -= load
-        left -= 1
-    return pieces
-
-
-def piece_load(request: Pending, start: int, stop: int) -> int:
-    """What rows `start:stop` of `request` take of a window's budget; with `load_ends`, they lie on sequence borders."""
-    if request.ends is None or request.load_ends is None:
-        return stop - start
-    first, last = np.searchsorted(request.ends, (start, stop), side="right")
-    before = int(request.load_ends[first - 1]) if first else 0
-    return int(request.load_ends[last - 1]) - before if last > first else 0
-
-
-def _fitting(request: Pending, room: int, limits: Limits, *, alone: bool) -> tuple[int, int]:
-    """Rows of `request` for a window with `room` left, and what they take of it; `alone`: the window is still empty."""
-    if request.ends is None or request.load_ends is None:
-        count = _fitting_rows(request, room, limits, alone=alone)
-        return count, count
-    first = int(np.searchsorted(request.ends, request.taken, side="right"))
-    before = int(request.load_ends[first - 1]) if first else 0
-    rest = int(request.load_ends[-1]) - before
-    if rest <= room or (alone and not limits.divisible):
-        return request.rows - request.taken, rest
-    if not limits.divisible or (request.taken == 0 and rest <= limits.tokens):
-        return 0, 0
-    stop = int(np.searchsorted(request.load_ends, before + room, side="right"))
-    if stop == first:
-        if not alone:
-            return 0, 0
-        stop += 1
-    return int(request.ends[stop - 1]) - request.taken, int(request.load_ends[stop - 1]) - before
-
-
-def _fitting_rows(request: Pending, room: int, limits: Limits, *, alone: bool) -> int:
-    rest = request.rows - request.taken
-    if rest <= room or (alone and not limits.divisible):
-        return rest
-    if not limits.divisible or (request.taken == 0 and rest <= limits.tokens):
-        return 0
-    if request.ends is None:
-        return room
-    whole = int(np.searchsorted(request.ends, request.taken + room, side="right"))
-    first = int(np.searchsorted(request.ends, request.taken, side="right"))
-    if whole > first:
-        return int(request.ends[whole - 1]) - request.taken
-    return int(request.ends[first]) - request.taken if alone else 0
 
 
 def piece_seq_lens(ends: Int64, start: int, stop: int) -> Int64:

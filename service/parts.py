@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from fastapi import Response
 from fastapi.responses import JSONResponse
 
+from service.batcher import Batcher
 from service.errors import NotReady
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
+from service.model import Model
 from service.model_control import ModelControl
 from service.repository import Repository
 from service.settings import Settings
@@ -17,13 +19,14 @@ from service.settings import Settings
 
 @dataclass(slots=True)
 class Parts:
-    """`repository` and `control` are None until everything is loaded."""
+    """`repository`, `control` and `batcher` are None until everything is loaded."""
 
     settings: Settings
     lifecycle: Lifecycle
     metrics: Metrics
     loaded: Repository | None = None
     running: ModelControl | None = None
+    batcher: Batcher | None = None
 
     @property
     def repository(self) -> Repository:
@@ -38,6 +41,14 @@ class Parts:
         if self.running is None:
             raise NotReady("the service is starting or stopping")
         return self.running
+
+    def failing(self, model: Model) -> str | None:
+        """Why `model` does not run at present; None if it does, as far as is known."""
+        return None if self.batcher is None else self.batcher.failing(model)
+
+    def hanging(self) -> str | None:
+        """What is wrong with the engine, if a window runs for much longer than it should."""
+        return None if self.batcher is None else self.batcher.hanging()
 
 
 def readiness(lifecycle: Lifecycle) -> Response:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.errors import Unsupported
 from service.parts import Parts
+from service.repository import Row
 
 
 class _LoadParameters(BaseModel):
@@ -36,9 +37,13 @@ def repository_routes(parts: Parts) -> APIRouter:
     """Index for everyone, load and unload for admins; who that is, was decided before."""
     router = APIRouter(tags=["repository"])
 
+    def _as_it_runs(row: Row) -> Row:
+        reason = parts.failing(parts.repository.get(row.name, row.version)) if row.state == "READY" else None
+        return row if reason is None else replace(row, state="UNAVAILABLE", reason=reason)
+
     @router.post("/v2/repository/index", summary="Every model, with its state and the reason")
     async def index(filters: Annotated[dict[str, Any] | None, Body()] = None) -> list[dict[str, str]]:
-        rows = parts.repository.index()
+        rows = [_as_it_runs(row) for row in parts.repository.index()]
         if not parts.lifecycle.ready:
             reason = "draining" if parts.lifecycle.draining else ""
             rows = [replace(row, state="UNAVAILABLE", reason=reason) for row in rows]

@@ -81,8 +81,37 @@ class Settings(BaseSettings):
         le=10_000,
         description="How long a free engine waits for the window to fill; adds to light-load latency",
     )
+    max_chunk_ms: float = Field(
+        10,
+        gt=0,
+        le=60_000,
+        description="A request of more than two chunks of predicted compute is cut into chunks, one a window; "
+        "less: others wait less for it, more windows",
+    )
     max_queue_tokens: int = Field(
-        65_536, ge=1, description="Tokens accepted and not yet answered; more: longer waits instead of 429, more memory"
+        131_072,
+        ge=1,
+        description="Tokens accepted and not yet answered; more: longer waits instead of 429, and up to so many rows "
+        "of answers in memory",
+    )
+    priority_levels: int = Field(
+        3, ge=1, le=16, description="Levels that a request's `priority` may name, 1 the highest; more: slower plans"
+    )
+    default_priority: int = Field(2, ge=1, le=16, description="Level of requests that name none")
+    max_priority_tokens: Annotated[tuple[int, ...], NoDecode, BeforeValidator(_names)] = Field(
+        (), description="max_queue_tokens of each level, the highest first: 131072,65536,16384; (none): no own bounds"
+    )
+    aging_windows: int = Field(
+        16,
+        ge=1,
+        le=1 << 20,
+        description="A level that waited for so many windows has a part of the next; more: priorities are stricter",
+    )
+    hang_limit_s: float = Field(
+        60,
+        gt=0,
+        le=86_400,
+        description="A window that runs longer, and 10x as long as predicted, turns liveness to 503; above the slowest",
     )
     max_sequence_tokens: int = Field(
         2048,
@@ -91,7 +120,7 @@ class Settings(BaseSettings):
         description="Longest sequence through attention; cost and memory grow with its square",
     )
     max_body_mib: float = Field(
-        64, gt=0, description="Largest request body, after inflating; bounds memory per request"
+        160, gt=0, description="Largest request body, after inflating; bounds memory per request"
     )
     max_json_mib: float = Field(
         8, gt=0, description="Largest JSON part, in or out; it holds the event loop, up to 0.3 s a MiB in, 10 ms out"
@@ -128,6 +157,10 @@ class Settings(BaseSettings):
     )
     pack_tolerance: Annotated[frozenset[str], NoDecode, BeforeValidator(_names)] = Field(
         frozenset(), description="Models whose `tolerance` certificate their owner accepts: packed despite the drift"
+    )
+    pack_dependent: Annotated[frozenset[str], NoDecode, BeforeValidator(_names)] = Field(
+        frozenset(),
+        description="Models whose `dependent` certificate their owner accepts: packed though neighbours change answers",
     )
     api_keys: SecretStr | None = Field(
         None, description="name:key,name:key of clients; none here and in the file: whoever reaches the port may ask"
@@ -173,6 +206,18 @@ class Settings(BaseSettings):
         for network in value:
             ip_network(network)  # its ValueError says what is wrong with it
         return value
+
+    @model_validator(mode="after")
+    def _levels_exist(self) -> Settings:
+        if self.default_priority > self.priority_levels:
+            raise ValueError(f"default_priority: {self.default_priority} of {self.priority_levels} priority_levels")
+        given = self.max_priority_tokens
+        if given and (len(given) != self.priority_levels or min(given) < 1):
+            raise ValueError(
+                f"max_priority_tokens: {','.join(map(str, given))}, expected {self.priority_levels} whole numbers >= 1 "
+                "(priority_levels)"
+            )
+        return self
 
     @property
     def max_body_bytes(self) -> int:

@@ -41,6 +41,8 @@ class Decoded:
     npy: bool = False
     timeout_s: float | None = None
     memory: Memory | None = None  # one for each of seq_lens, where the model takes it
+    priority: int = 0  # 1 is the highest; 0: the service's default
+    isolate: bool = False  # alone in its windows
 
 
 def arrange(signature: Signature, values: Float32, shape: list[int], lens: Int64 | None, **rest: Any) -> Decoded:

@@ -58,6 +58,8 @@ def decode(signature: Signature, body: memoryview, header_length: bytes | None, 
         id=request.id,
         binary=request.binary,
         timeout_s=request.timeout_s,
+        priority=request.priority,
+        isolate=request.isolate,
     )
     if request.memory is not None:
         rows = floats(request.memory, binary).reshape(request.memory.shape)
@@ -77,6 +79,8 @@ class _Head:
     timeout_s: float | None
     memory: Tensor | None
     memory_seq_lens: Tensor | None
+    priority: int
+    isolate: bool
 
 
 def _read_head(signature: Signature, text: bytes, binary_size: int, max_json: int) -> _Head:
@@ -99,8 +103,14 @@ def _read_head(signature: Signature, text: bytes, binary_size: int, max_json: in
         memory_shape(memory.shape, memory.datatype, len(shape), signature)
     elif signature.d_memory is not None:
         raise InvalidInput("inputs: 'memory' is missing: this model's tokens attend to one memory per sequence")
-    timeout_s = _timeout(parameters)
-    return _Head(tokens, inputs.get("seq_lens"), id_, binary, timeout_s, memory, inputs.get("memory_seq_lens"))
+    return _Head(
+        *(tokens, inputs.get("seq_lens"), id_, binary),
+        timeout_s=_whole(parameters, "timeout", "microseconds") / 1e6 or None,
+        memory=memory,
+        memory_seq_lens=inputs.get("memory_seq_lens"),
+        priority=_whole(parameters, "priority", "1 (highest) and on, or 0 for the default"),
+        isolate=_flag(parameters, "isolate", "parameters", default=False),
+    )
 
 
 _read_known_head = lru_cache(maxsize=1024)(_read_head)
@@ -182,15 +192,13 @@ def _refuse_unsupported(parameters: dict[str, Any]) -> None:
             raise InvalidInput(f"parameters.{key}: names that begin with triton_ are reserved")
         if key in ("sequence_id", "sequence_start", "sequence_end") and parameters[key]:
             raise Unsupported(f"parameters.{key}: stateful sequences are not supported")
-        if key == "priority" and parameters[key] != 0:
-            raise Unsupported("parameters.priority: priorities are not supported; leave it out or send 0")
 
 
-def _timeout(parameters: dict[str, Any]) -> float | None:
-    value = parameters.get("timeout", 0)
+def _whole(parameters: dict[str, Any], key: str, what: str) -> int:
+    value = parameters.get(key, 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidInput(f"parameters.timeout: found {show(value)}, expected microseconds, a whole number >= 0")
-    return value / 1e6 if value else None
+        raise InvalidInput(f"parameters.{key}: found {show(value)}, expected {what}, a whole number >= 0")
+    return value
 
 
 def _wants_binary(document: dict[str, Any], parameters: dict[str, Any]) -> bool:

@@ -35,42 +35,39 @@ class CostModel:
     (Simon, "Kalman filtering with state constraints", 2010), which moves the others as their covariance says.
     """
 
-    __slots__ = ("_cov", "_noise", "_theta", "observed")
+    __slots__ = ("_cov", "_fixed_s", "_noise", "_square_s", "_theta", "_token_s", "observed")
 
     def __init__(self) -> None:
         self._theta = [0.0, 0.0, 0.0]
         self._cov = [[_PRIOR_S[i] ** 2 if i == j else 0.0 for j in range(3)] for i in range(3)]
         self._noise = _START_NOISE**2
+        self._fixed_s = self._square_s = 0.0
+        self._token_s = _LEAST_TOKEN_S
         self.observed = 0  # windows
 
     @property
     def parameters(self) -> tuple[float, float, float]:
         """a (seconds), b (seconds a token), c (seconds a squared token)."""
-        a, b, c = (value / scale for value, scale in zip(self._theta, _SCALE, strict=True))
-        return a, b, c
+        return self._fixed_s, self._token_s, self._square_s
 
     def seconds(self, tokens: float, squares: float = 0.0) -> float:
-        """Of a whole window, at most LONGEST_S; 0 before anything was observed."""
-        a, b, c = self.parameters
-        return min(LONGEST_S, a + b * tokens + c * squares)
+        """Of a whole window, at most LONGEST_S; next to nothing before anything was observed."""
+        return min(LONGEST_S, self._fixed_s + self._token_s * tokens + self._square_s * squares)
 
     def marginal(self, tokens: float, squares: float = 0.0) -> float:
         """What these tokens add to a window; positive."""
-        _, b, c = self.parameters
-        return max(b, _LEAST_TOKEN_S) * tokens + c * squares
+        return self._token_s * tokens + self._square_s * squares
 
     def marginals(self, tokens: NDArray[np.int64], squares: NDArray[np.int64]) -> NDArray[np.float64]:
         """`marginal`, elementwise."""
-        _, b, c = self.parameters
-        return max(b, _LEAST_TOKEN_S) * tokens + c * squares
+        return self._token_s * tokens + self._square_s * squares
 
     def room_s(self, window_s: float) -> float:
         """What may be added to an empty window for it to take `window_s`, its fixed cost paid.
 
         At least that fixed cost: in smaller windows the engine would do less work than it pays for.
         """
-        a = self._theta[0]
-        return max(window_s - a, a)
+        return max(window_s - self._fixed_s, self._fixed_s)
 
     def observe(self, tokens: float, squares: float, seconds: float) -> None:
         """A window of `tokens` took `seconds`; nonsense (negative, not a number) is not learned from."""
@@ -116,3 +113,5 @@ class CostModel:
             cov[i][i] = max(cov[i][i], 0.0)
             for j in range(i):  # rounding must not make it lopsided
                 cov[i][j] = cov[j][i] = (cov[i][j] + cov[j][i]) / 2
+        self._fixed_s, self._square_s = theta[0], theta[2] / _SCALE[2]
+        self._token_s = max(theta[1] / _SCALE[1], _LEAST_TOKEN_S)

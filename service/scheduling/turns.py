@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-K = TypeVar("K", bound=Hashable)
+K = TypeVar("K")  # hashable
 
 
 class Turns(Generic[K]):
@@ -39,6 +39,11 @@ class Turns(Generic[K]):
             if self._active:
                 self._now = max(self._now, self._active[self.first()][0])
             self._set(key, max(self._now, self._idle.pop(key, 0.0)))
+
+    def rest(self, key: K) -> None:
+        """`leave`, harmless if it had nothing waiting."""
+        if key in self._active:
+            self.leave(key)
 
     def leave(self, key: K) -> None:
         """`key` has nothing waiting any more."""
@@ -73,15 +78,19 @@ class Turns(Generic[K]):
     def correct(self, key: K, cost: float) -> None:
         """What `key` was served cost so much more (or less) than it was charged."""
         if key in self._active:
-            self._set(key, self._active[key][0] + cost)
+            at, joined = self._active[key]
+            self._enter(key, at + cost, joined)
         elif key in self._idle:
             self._idle[key] += cost
 
     def _set(self, key: K, at: float) -> None:
         self._joined += 1
-        self._active[key] = entry = at, self._joined
+        self._enter(key, at, self._joined)
+
+    def _enter(self, key: K, at: float, joined: int) -> None:
+        self._active[key] = at, joined
         if len(self._heap) > 2 * len(self._active) + 64:
             self._heap = [(*entry, key) for key, entry in self._active.items()]
             heapify(self._heap)
         else:
-            heappush(self._heap, (*entry, key))
+            heappush(self._heap, (at, joined, key))

@@ -35,9 +35,10 @@ R = TypeVar("R", bound=Pending)
 class _Client(Generic[R]):
     """One client's requests of one level."""
 
-    __slots__ = ("queues", "turns")
+    __slots__ = ("loads", "queues", "turns")
 
     def __init__(self) -> None:
+        self.loads = {False: (0, 0), True: (0, 0)}  # tokens and squares that wait in each
         self.queues: dict[bool, deque[R]] = {False: deque(), True: deque()}  # small, large
         self.turns: Turns[bool] = Turns()
 
@@ -53,12 +54,14 @@ class Level(Generic[R]):
         self.size = 0  # requests, with those that nobody waits for any more
         self.unserved = 0  # windows since it last had a part in one, while it waited
 
-    def add(self, request: R) -> None:
-        """At the end of its client's queue."""
+    def add(self, request: R, tokens: int, squares: int) -> None:
+        """At the end of its client's queue, with so much work."""
         client = self._clients.get(request.client_id)
         if client is None:
             client = self._clients[request.client_id] = _Client()
         client.queues[request.large].append(request)
+        had = client.loads[request.large]
+        client.loads[request.large] = had[0] + tokens, had[1] + squares
         client.turns.join(request.large)
         self._turns.join(request.client_id)
         self.size += 1
@@ -73,8 +76,20 @@ class Level(Generic[R]):
             self._leave(request)
         return None
 
-    def serve(self, request: R, cost: float) -> None:
+    def ahead(self, request: R) -> tuple[int, int]:
+        """Tokens and squares that wait in the queue of its client that `request` would join."""
+        client = self._clients.get(request.client_id)
+        return (0, 0) if client is None else client.loads[request.large]
+
+    def lighten(self, request: R, tokens: int, squares: int) -> None:
+        """So much of `request`, which is in a queue, waits no more."""
+        client = self._clients[request.client_id]
+        had = client.loads[request.large]
+        client.loads[request.large] = had[0] - tokens, had[1] - squares
+
+    def serve(self, request: R, tokens: int, squares: int, cost: float) -> None:
         """Its head had a part of a window, which cost so much; it leaves when all of it is taken."""
+        self.lighten(request, tokens, squares)
         client = self._clients[request.client_id]
         client.turns.charge(request.large, cost)
         self._turns.charge(request.client_id, cost)
@@ -125,9 +140,17 @@ class Waiting(Generic[R]):
         """Requests, with those that nobody waits for any more."""
         return sum(level.size for level in self.levels)
 
-    def add(self, request: R) -> None:
-        """Join the queue of its level and client."""
-        self.levels[request.level - 1].add(request)
+    def add(self, request: R, tokens: int, squares: int) -> None:
+        """Join the queue of its level and client, with so much work."""
+        self.levels[request.level - 1].add(request, tokens, squares)
+
+    def ahead(self, request: R) -> tuple[int, int]:
+        """Tokens and squares that wait in the queue that `request` would join."""
+        return self.levels[request.level - 1].ahead(request)
+
+    def lighten(self, request: R, tokens: int, squares: int) -> None:
+        """So much of `request`, which is in a queue, waits no more."""
+        self.levels[request.level - 1].lighten(request, tokens, squares)
 
     def head(self, gone: Callable[[R], bool]) -> R | None:
         """The first of the highest level that has any; those before it that are `gone` leave."""

@@ -35,7 +35,7 @@ def plan_window(waiting: Waiting[R], rules: Rules, gone: Callable[[R], bool] = l
     also closes before a request that would make it miss a deadline. The first request always fits: if it may not be
     cut, whatever it costs.
     """
-    plan = _Plan(rules)
+    plan: _Plan[R] = _Plan(rules)
     for level in waiting.starved():
         plan.take(level, gone, most=1)
     for level in waiting.levels:
@@ -85,9 +85,7 @@ class _Plan(Generic[R]):
             most -= 1
 
     def _fitting(self, request: R) -> int:
-        alone, limits, cost = not self.pieces, self._rules.limits, self._rules.cost
-        if not limits.divisible:
-            return request.rows if alone else 0
+        alone, cost = not self.pieces, self._rules.cost
         rest, seconds = request.rows - request.taken, min(self._room_s, self._extra_s)
         if request.large:
             count = rows_within(request, self._room, min(seconds, self._chunk_s), cost, at_least_one=alone)
@@ -117,21 +115,26 @@ class _Plan(Generic[R]):
             self._chunk_s -= seconds
         self._left -= 1
         self._closed = request.isolate or self._left == 0 or self._room <= 0 or self._room_s <= 0
-        level.serve(request, seconds)
+        level.serve(request, tokens, squares, seconds)
 
 
-def is_large(rows: int, squares: int, limits: Limits, cost: CostModel, chunk_s: float) -> bool:
-    """Whether a request is to be cut: larger than a window's budget, or more compute than LARGE_CHUNKS chunks."""
+def is_large(tokens: int, squares: int, limits: Limits, cost: CostModel, chunk_s: float) -> bool:
+    """Whether a request of so much work is cut: more than a window's budget, or than LARGE_CHUNKS chunks of compute."""
     if not limits.divisible:
         return False
-    return rows > limits.tokens or cost.marginal(rows, squares) > LARGE_CHUNKS * cost.room_s(chunk_s)
+    return tokens > limits.tokens or cost.marginal(tokens, squares) > LARGE_CHUNKS * cost.room_s(chunk_s)
 
 
 def load(request: Pending, stop: int) -> tuple[int, int]:
-    """Tokens of budget, and squares, from what is taken up to row `stop`; both are on sequence borders."""
+    """`load_between` from what is taken up to row `stop`."""
+    return load_between(request, request.taken, stop)
+
+
+def load_between(request: Pending, start: int, stop: int) -> tuple[int, int]:
+    """Tokens of budget, and squares, of rows `start:stop`, which lie on sequence borders."""
     if request.ends is None or request.load_ends is None or request.squares is None:
-        return stop - request.taken, 0
-    first, last = np.searchsorted(request.ends, (request.taken, stop), side="right").tolist()
+        return stop - start, 0
+    first, last = np.searchsorted(request.ends, (start, stop), side="right").tolist()
     return _between(request.load_ends, first, last), _between(request.squares, first, last)
 
 

@@ -183,7 +183,7 @@ def test_a_second_signal_stops_at_once(models: Path) -> None:
 
 def test_what_the_drain_limit_leaves_unanswered_is_told_so(models: Path) -> None:
     body, headers = binary(np.ones((2000, D), np.float32))
-    flags = ("--drain-delay", "0", "--drain-limit", "0.1", "--max-queue-tokens", "200000")
+    flags = ("--drain-delay", "0", "--drain-limit", "0.1", "--max-queue-tokens", "200000", "--timeout", "600")
     with serving(models, *flags) as server:
         links = [server.connect() for _ in range(30)]
         for link in links:

@@ -24,7 +24,7 @@ def test_the_configuration_says_how_to_size_a_request(client: Any) -> None:
     config = client.get_model_config("ffn")
     assert config["platform"] == "onnxruntime_onnx"
     assert config["backend"] == "onnxruntime"
-    assert config["max_batch_size"] == 65_536, "tokens of one request"
+    assert config["max_batch_size"] == 131_072, "tokens of one request"
     assert [(one["name"], one["data_type"], one["dims"]) for one in config["input"]] == [("tokens", "TYPE_FP32", [D])]
     assert [(one["name"], one["data_type"], one["dims"]) for one in config["output"]] == [("out", "TYPE_FP32", [D])]
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 0

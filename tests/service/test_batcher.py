@@ -19,7 +19,8 @@ from service.errors import DeadlineExceeded, EngineFailed, QueueFull, TooLarge
 from service.memory import Memory
 from service.metrics import Metrics
 from service.packing import Float32, Int64, Limits, pack
-from service.request import Answer, Bounds, ClientGone, Outcome
+from service.request import Answer, Bounds, ClientGone, Outcome, Timing
+from service.statistics import ModelStatistics
 
 P = ParamSpec("P")
 
@@ -34,6 +35,11 @@ class Doubler:
     slab: Float32 = field(default_factory=lambda: np.empty((64, D), np.float32))
     limits: Limits = field(default_factory=lambda: Limits(64))
     memory_slab: Float32 | None = None
+    timings: tuple[Timing, ...] = ()
+    statistics: ModelStatistics = field(default_factory=ModelStatistics)
+
+    def try_out(self) -> None:
+        self.run(np.zeros((1, D), np.float32), None)
 
     def run(self, tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None) -> Float32:
         assert seq_lens is None or seq_lens.sum() == len(tokens)
@@ -299,7 +305,7 @@ async def test_a_full_window_of_one_model_does_not_wait_for_anothers_timer() -> 
 
 
 @on_loop
-async def test_models_take_turns_by_their_oldest_request() -> None:
+async def test_models_take_turns() -> None:
     async with bench() as b:
         one, other = Doubler("one"), Doubler("other")
         b.post(1, one)
@@ -310,7 +316,7 @@ async def test_models_take_turns_by_their_oldest_request() -> None:
         b.now[0] = 2.0
         b.post(1, one)
         await b.settle()
-        b.engine.finish(first)
+        b.engine.finish(first, compute_s=0.01)
         second = await b.engine.next()
         assert second.model is other
         b.engine.finish(second)
@@ -463,9 +469,10 @@ async def test_rows_are_given_to_nobody_when_the_engine_returns_another_count() 
     async with bench() as b:
         model = Doubler()
         one, two = b.post(1, model), b.post(2, model)
-        window = await b.engine.next()
-        window.out = np.zeros((4, D), np.float32)
-        window.done(window)
+        for rows in (4, 0, 5):  # together, and then each alone
+            window = await b.engine.next()
+            window.out = np.zeros((rows, D), np.float32)
+            window.done(window)
         for task in (one, two):
             with pytest.raises(EngineFailed):
                 await task

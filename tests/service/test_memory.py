@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.memory import Memory, pack_memory, piece_memory
-from service.packing import Limits, piece_load, piece_seq_lens, plan_window
-from tests.service.test_packing import Waiting, all_windows
+from service.packing import Limits, piece_seq_lens
+from service.scheduling.window import load_between, plan_window
+from tests.service.scheduling.test_window import all_windows, rules, waiting_for
+from tests.service.scheduling.waiting_requests import Ask, queue_of
 
 Sequences = list[tuple[int, int]]  # tokens, memory rows
 ragged = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=8)
 
 
-def waiting(sequences: Sequences) -> Waiting:
+def waiting(sequences: Sequences) -> Ask:
     tokens, memory = np.cumsum(np.array(sequences), axis=0).T
-    return Waiting(int(tokens[-1]), tokens, load_ends=tokens + memory)
+    return Ask(int(tokens[-1]), tokens, load_ends=tokens + memory, squares=tokens)
 
 
 def memory_of(sequences: Sequences, tag: int = 0) -> Memory:
@@ -32,12 +32,13 @@ def memory_of(sequences: Sequences, tag: int = 0) -> Memory:
 def test_tokens_and_memory_together_exceed_the_budget_only_for_one_sequence_alone(
     requests: list[Sequences], budget: int, divisible: bool
 ) -> None:
-    for window in all_windows(deque(map(waiting, requests)), Limits(budget, divisible=divisible)):
+    held = rules(Limits(budget, divisible=divisible))
+    for window in all_windows(waiting_for(list(map(waiting, requests)), held), held):
         sequences = 0
         for request, start, stop in window:
             assert request.ends is not None
             sequences += len(piece_seq_lens(request.ends, start, stop))
-        if sum(piece_load(*piece) for piece in window) > budget:
+        if sum(load_between(*piece)[0] for piece in window) > budget:
             assert len(window) == 1
             assert sequences == 1 or not divisible
 
@@ -45,11 +46,11 @@ def test_tokens_and_memory_together_exceed_the_budget_only_for_one_sequence_alon
 @settings(max_examples=50, deadline=None)
 @given(st.lists(ragged, min_size=1, max_size=6), st.integers(1, 200))
 def test_every_sequence_meets_its_own_memory_in_every_window(requests: list[Sequences], budget: int) -> None:
-    queue = deque(map(waiting, requests))
+    queue, held = list(map(waiting, requests)), rules(Limits(budget))
     numbers = {id(request): i for i, request in enumerate(queue)}
     memories = [memory_of(sequences, tag) for tag, sequences in enumerate(requests)]
     met: list[tuple[int, int]] = []
-    for window in all_windows(queue, Limits(budget)):
+    for window in all_windows(waiting_for(queue, held), held):
         parts, wanted = [], []
         for request, start, stop in window:
             number = numbers[id(request)]
@@ -79,6 +80,6 @@ def test_the_memory_of_a_whole_request_is_not_copied_on_its_way_to_the_slab() ->
 
 def test_a_request_within_the_budget_waits_for_room_for_its_memory_too() -> None:
     first, second = waiting([(10, 40)]), waiting([(10, 45)])
-    queue = deque([first, second])
-    assert [p.request for p in plan_window(queue, Limits(100))] == [first]
-    assert [p.request for p in plan_window(queue, Limits(105))] == [second]
+    queue = queue_of(first, second)
+    assert [p.request for p in plan_window(queue, rules(Limits(100)))] == [first]
+    assert [p.request for p in plan_window(queue, rules(Limits(105)))] == [second]

@@ -178,6 +178,12 @@ def test_a_batch_without_lengths_is_full() -> None:
     assert got.seq_lens.tolist() == [3, 3]
 
 
+def test_a_request_may_name_its_priority_and_ask_to_run_alone() -> None:
+    plain, urgent = read(request(tokens_json())), read(request(tokens_json(), parameters={"priority": 1}))
+    assert (plain.priority, plain.isolate, urgent.priority) == (0, False, 1)
+    assert read(request(tokens_json(), parameters={"isolate": True})).isolate
+
+
 def test_the_timeout_is_in_microseconds() -> None:
     assert read(request(tokens_json(), parameters={"timeout": 2500})).timeout_s == 0.0025
     assert read(request(tokens_json(), parameters={"timeout": 0})).timeout_s is None
@@ -255,7 +261,9 @@ FAULTS: list[tuple[Signature, bytes, str]] = [
     (FFN, request(tokens_json(), parameters={"timeout": -1}), "parameters.timeout: found -1"),
     (FFN, request(tokens_json(), parameters={"timeout": "1"}), "parameters.timeout: found '1'"),
     (FFN, request(tokens_json(), parameters={"triton_x": 1}), "triton_"),
-    (FFN, request(tokens_json(), parameters={"priority": 2}), "priority"),
+    (FFN, request(tokens_json(), parameters={"priority": -1}), "parameters.priority: found -1"),
+    (FFN, request(tokens_json(), parameters={"priority": True}), "parameters.priority: found True"),
+    (FFN, request(tokens_json(), parameters={"isolate": 1}), "parameters.isolate: found 1"),
     (FFN, request(tokens_json(), parameters={"sequence_id": 2}), "sequence"),
     (FFN, request(tokens_json(), parameters={"binary_data_output": "yes"}), "binary_data_output: found 'yes'"),
     (FFN, request(tokens_json(), outputs=[{"name": "y"}]), r"outputs\[0\].name: found 'y', expected 'out'"),

@@ -60,7 +60,7 @@ def test_a_number_that_is_none_is_refused(name: str, value: float) -> None:
 
 
 def test_all_bodies_together_have_room_for_the_largest() -> None:
-    with pytest.raises(ValidationError, match=r"max_bodies_mib: 1\.0 is less than max_body_mib, 64\.0"):
+    with pytest.raises(ValidationError, match=r"max_bodies_mib: 1\.0 is less than max_body_mib, 160\.0"):
         Settings(max_bodies_mib=1)
 
 

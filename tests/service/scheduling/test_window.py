@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from service.packing import Limits, Piece, piece_seq_lens
 from service.scheduling.cost import CostModel
 from service.scheduling.waiting import Waiting
-from service.scheduling.window import Rules, is_large, plan_window
-from tests.service.scheduling.waiting_requests import Ask, position_wise, queue_of, ragged, sequences
+from service.scheduling.window import Rules, is_large, load, plan_window
+from tests.service.scheduling.waiting_requests import Ask, position_wise, queue_of, ragged, sequences, wait
 
 TOKEN_S = 1e-3
 
@@ -33,8 +33,7 @@ def rules(limits: Limits, chunk_s: float = float("inf"), **rest: float) -> Rules
 
 def waiting_for(requests: list[Ask], rules: Rules, aging: int = 4) -> Waiting[Ask]:
     for request in requests:
-        squares = 0 if request.squares is None else int(request.squares[-1])
-        request.large = is_large(request.rows, squares, rules.limits, rules.cost, rules.chunk_s)
+        request.large = is_large(*load(request, request.rows), rules.limits, rules.cost, rules.chunk_s)
     return queue_of(*requests, levels=3, aging=aging)
 
 
@@ -135,7 +134,7 @@ def test_a_large_request_lets_small_ones_through_with_each_of_its_chunks() -> No
     waiting = queue_of(huge, small)
     assert plan_window(waiting, rules(Limits(100), 0.0501)) == [Piece(huge, 0, 50), Piece(small, 0, 3)]
     late = Ask(2)
-    waiting.add(late)
+    wait(waiting, late)
     assert plan_window(waiting, rules(Limits(100), 0.0501)) == [Piece(huge, 50, 100), Piece(late, 0, 2)]
 
 
@@ -193,7 +192,7 @@ def test_the_dead_are_dropped_wherever_they_stand() -> None:
 def test_a_window_is_short_while_another_model_waits() -> None:
     waiting = queue_of(*(Ask(4) for _ in range(10)))
     assert rows_of(plan_window(waiting, rules(Limits(100), window_s=0.0101))) == 8
-    waiting.add(Ask(30))
+    wait(waiting, Ask(30))
     assert rows_of(plan_window(queue_of(Ask(30)), rules(Limits(100), window_s=0.0101))) == 30, "it cannot be less"
 
 
@@ -216,7 +215,7 @@ def test_nothing_starves_however_much_comes_above_it(low: list[Ask], aging: int,
     parts = sum(-(-r.rows // 5) if r.large and chunk_s == 0.005 else -(-r.rows // 16) for r in low)
     for _ in range((aging + 3) * parts + aging + 3):
         while waiting.levels[0].size < 4:
-            waiting.add(Ask(60))
+            wait(waiting, Ask(60))
         plan_window(waiting, now)
         if all(r.taken == r.rows for r in low):
             break
@@ -242,7 +241,7 @@ def test_two_clients_that_always_wait_get_the_same_number_of_tokens(
             while sum(r.rows - r.taken for r in waiting if r.client_id == client) < 130:
                 n = rows[asked[client] % len(rows)]
                 asked[client] += 1
-                waiting.add(Ask(n, client_id=client, large=is_large(n, 0, now.limits, now.cost, chunk_s)))
+                wait(waiting, Ask(n, client_id=client, large=is_large(n, 0, now.limits, now.cost, chunk_s)))
         for piece in plan_window(waiting, now):
             got[piece.request.client_id] += piece.stop - piece.start
     assert abs(got["one"] - got["other"]) <= 2 * 64
@@ -252,5 +251,19 @@ def test_a_flood_of_one_client_does_not_hold_up_another() -> None:
     waiting = queue_of(*(Ask(10, client_id="flood") for _ in range(500)))
     plan_window(waiting, rules(Limits(64)))
     late = Ask(10, client_id="late")
-    waiting.add(late)
+    wait(waiting, late)
     assert late in [p.request for p in plan_window(waiting, rules(Limits(64)))]
+
+
+@given(st.lists(position_wise | ragged, min_size=1, max_size=8), limits, chunks)
+def test_what_waits_ahead_is_known_at_all_times(requests: list[Ask], limits: Limits, chunk_s: float) -> None:
+    waiting = waiting_for(requests, rules(limits, chunk_s))
+    while True:
+        for level in (1, 2, 3):
+            for client in "abc":
+                for large in (False, True):
+                    probe = Ask(1, level=level, client_id=client, large=large)
+                    same = [r for r in waiting if (r.level, r.client_id, r.large) == (level, client, large)]
+                    assert waiting.ahead(probe)[0] == sum(r.rows - r.taken for r in same)
+        if not plan_window(waiting, rules(limits, chunk_s)):
+            break

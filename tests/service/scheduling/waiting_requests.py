@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from service.packing import Int64
 from service.scheduling.waiting import Waiting
+from service.scheduling.window import load
 
 
 @dataclass(eq=False)
@@ -33,8 +34,12 @@ def sequences(*lens: int, **rest: int) -> Ask:
 def queue_of(*requests: Ask, levels: int = 1, aging: int = 16) -> Waiting[Ask]:
     waiting: Waiting[Ask] = Waiting(levels, aging)
     for request in requests:
-        waiting.add(request)
+        wait(waiting, request)
     return waiting
+
+
+def wait(waiting: Waiting[Ask], request: Ask) -> None:
+    waiting.add(request, *load(request, request.rows))
 
 
 position_wise = st.builds(Ask, st.integers(1, 300), client_id=st.sampled_from("abc"), level=st.integers(1, 3))
