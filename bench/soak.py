@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,7 @@ import numpy as np
 import psutil
 from rich.console import Console
 
-from bench.bodies import infer_body
+from bench.bodies import Int64, infer_body
 from bench.client import post_all
 from bench.server import Server
 from service.cpu import cpu_quota
@@ -65,11 +64,10 @@ def _send(
             raise SystemExit(f"a request of {count} rows was answered with {out.shape}, finite or not")
 
 
-def _split(rows: int, rng: np.random.Generator) -> Sequence[int]:
+def _split(rows: int, rng: np.random.Generator) -> Int64:
     """`rows` as the lengths of one or more sequences."""
     cuts = np.unique(rng.integers(1, rows, 4)) if rows > 1 else np.empty(0, np.int64)
-    lens: list[int] = np.diff(cuts, prepend=0, append=rows).tolist()
-    return lens
+    return np.diff(cuts, prepend=0, append=rows)
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ from service.model_control import ModelControl
 from service.openapi import describe
 from service.parts import Parts
 from service.repository import Repository
+from service.request_id import HEADER, current, request_id
 from service.settings import Settings
 from service.shrinking import shrink_arenas
 
@@ -66,7 +67,11 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.api(scope, receive, send)
-        elif self._infer is not None and is_infer(scope["path"]):
+            return
+        name = request_id(scope["headers"])
+        current.set(name.decode("ascii"))  # each request has a task, and so a context, of its own
+        send = _naming(send, name)
+        if self._infer is not None and is_infer(scope["path"]):
             await self._infer(scope, receive, send)
         else:
             await self._control(scope, receive, send)
@@ -182,6 +187,15 @@ def _replay(body: memoryview, receive: Receive) -> Receive:
         return await receive()
 
     return replay
+
+
+def _naming(send: Send, name: bytes) -> Send:
+    async def naming(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", []), (HEADER, name)]}
+        await send(message)
+
+    return naming
 
 
 def _closing(send: Send) -> Send:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import signal
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from pydantic import ValidationError
 
 from service.errors import TokenslabError
+from service.logs import configure_logs
 from service.settings import Settings
 
 
@@ -49,6 +49,9 @@ def serve(
     max_memory_mib: Annotated[float | None, typer.Option(help="Weights and arenas of all models; 0: any")] = None,
     api_keys_file: Annotated[Path | None, typer.Option(help="Keys of clients, name:key a line")] = None,
     admin_keys_file: Annotated[Path | None, typer.Option(help="Keys of those who may load and unload")] = None,
+    ssl_certfile: Annotated[Path | None, typer.Option(help="Certificate chain, PEM")] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="Its key, PEM")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
 ) -> None:
     """Serve every bundle of a model repository over HTTP.
@@ -62,13 +65,11 @@ def serve(
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"{part}: " for part in first["loc"])
-        secret = {"api_keys", "admin_keys"} & set(first["loc"])
+        secret = {"api_keys", "admin_keys", "ssl_keyfile_password"} & set(first["loc"])
         found = "" if secret or isinstance(first["input"], dict | Settings) else f" (got {first['input']!r})"
         typer.echo(f"tokenslab serve: {where}{first['msg'].removeprefix('Value error, ')}{found}", err=True)
         raise typer.Exit(2) from None
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
+    configure_logs(settings.log_level, settings.log_format)
     _run(settings)
 
 

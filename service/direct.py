@@ -21,6 +21,7 @@ from service.head import InferHead, is_infer
 from service.infer import Infer, encode_reply
 from service.protocol import Decoded, Signature
 from service.request import Answer, ClientGone, Outcome, Request
+from service.request_id import HEADER, request_id
 from service.slow_reader import SlowReader, written
 
 log = logging.getLogger("tokenslab.infer")
@@ -42,13 +43,14 @@ class Connection(Protocol):
 class DirectHead:
     """A head that goes the direct way, whoever sends it."""
 
-    __slots__ = ("head", "headers", "length", "path")
+    __slots__ = ("head", "headers", "length", "named", "path")
 
     def __init__(self, path: str, head: InferHead, length: int, headers: Headers) -> None:
         self.path = path
         self.head = head
         self.length = length
         self.headers = headers
+        self.named = any(name == HEADER for name, _ in headers)
 
 
 class Direct:
@@ -116,7 +118,7 @@ class DirectRequest:
     """One request. To uvicorn it is a cycle, so that requests may queue behind it."""
 
     __slots__ = (
-        *("_at", "_began", "_body", "_connection", "_decoded", "_direct", "_last", "_patience", "_signature"),
+        *("_at", "_began", "_body", "_connection", "_decoded", "_direct", "_id", "_last", "_patience", "_signature"),
         *("_waiting", "client_id", "disconnected", "head", "keep_alive", "left", "response_complete"),
     )
 
@@ -132,6 +134,7 @@ class DirectRequest:
         self.disconnected = False
         self.response_complete = False
         self._at = 0
+        self._id = b""
         self._body: memoryview | None = None
         self._decoded: Decoded | None = None
         self._signature: Signature | None = None
@@ -204,7 +207,7 @@ class DirectRequest:
         """The service stops before the answer is there."""
         if self._waiting is not None:
             self._direct.infer.batcher.withdraw(self._waiting)
-        log.error("%s: stopped before it was answered", self.head.path)
+        log.error("%s: stopped before it was answered", self.head.path, extra={"request_id": self._name()})
         self._refuse(Stopped("the service stopped before this request was answered"))
 
     def _done(self, outcome: Outcome) -> None:
@@ -225,9 +228,15 @@ class DirectRequest:
                 return
         self._refuse(outcome)
 
+    def _name(self) -> str:
+        """Its id, which its answer will have too."""
+        self._id = request_id(self.head.headers)
+        return self._id.decode("ascii")
+
     def _refuse(self, fault: Outcome) -> None:
         if not isinstance(fault, RequestError):
-            log.error("infer failed on %s", self.head.path, exc_info=fault if isinstance(fault, Exception) else None)
+            error = fault if isinstance(fault, Exception) else None
+            log.error("infer failed on %s", self.head.path, exc_info=error, extra={"request_id": self._name()})
             fault = InternalFault("internal error; see the service's log")
         self._direct.infer.metrics.rejections.labels(fault.reason).inc()
         status, headers, text = error_response(fault)
@@ -235,6 +244,7 @@ class DirectRequest:
 
     def _send(self, status: int, headers: Headers, parts: Sequence[bytes | memoryview], *, close: bool) -> None:
         self._release()
+        headers.append((HEADER, self._id or request_id(self.head.headers if self.head.named else ())))
         self._connection.answer(self, status, headers, parts, close=close or self._direct.infer.lifecycle.draining)
 
     def _release(self) -> None:

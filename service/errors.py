@@ -186,3 +186,7 @@ class ProviderError(TokenslabError):
 
 class KeysError(TokenslabError):
     """Keys that cannot be used: the message names the setting and the place, and quotes no key."""
+
+
+class TlsError(TokenslabError):
+    """Certificate, key or authority that cannot be used."""

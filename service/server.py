@@ -21,6 +21,7 @@ from service.errors import DescriptorsError
 from service.http import ConnectionLimits, HttpProtocol, http_protocol
 from service.lifecycle import Lifecycle
 from service.settings import Settings
+from service.tls import tls_options
 
 log = logging.getLogger("tokenslab.server")
 
@@ -121,6 +122,7 @@ def server_config(app: App, settings: Settings) -> uvicorn.Config:
         date_header=True,
         proxy_headers=False,  # nothing here asks who the client is, and it costs 5 to 12 us a request
         backlog=4096,
+        **tls_options(settings),
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=settings.drain_limit_s,  # type: ignore[arg-type]  # awaited as a float
     )

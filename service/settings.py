@@ -176,6 +176,13 @@ class Settings(BaseSettings):
     trusted_proxies: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = Field(
         (), description="Addresses or networks whose X-Client-Id is believed, for shares by client: 10.0.0.0/8,::1"
     )
+    ssl_certfile: Path | None = Field(None, description="Certificate chain, PEM: with it the service speaks TLS alone")
+    ssl_keyfile: Path | None = Field(None, description="Its key, PEM, unless it is in the same file")
+    ssl_keyfile_password: SecretStr | None = Field(None, description="Of the key, if it is encrypted")
+    ssl_ca_certs: Path | None = Field(
+        None, description="Authorities, PEM: only clients with a certificate of theirs get in, to health too"
+    )
+    log_format: Literal["text", "json"] = Field("text", description="json: an object a line, for machines")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug: a line per window")
 
     @model_validator(mode="after")

@@ -114,7 +114,7 @@ def wait_until_listening(server: Server) -> None:
     assert server.process.stdout is not None
     for line in server.process.stdout:
         server.log.append(line)
-        if found := re.search(r"running on http://127\.0\.0\.1:(\d+)", line):
+        if found := re.search(r"running on https?://127\.0\.0\.1:(\d+)", line):
             server.port = int(found[1])
             break
     else:

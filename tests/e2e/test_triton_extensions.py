@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import tritonclient.http as triton
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.e2e.conftest import D
 from tests.e2e.server import Server
@@ -24,7 +27,7 @@ def test_the_configuration_says_how_to_size_a_request(client: Any) -> None:
     config = client.get_model_config("ffn")
     assert config["platform"] == "onnxruntime_onnx"
     assert config["backend"] == "onnxruntime"
-    assert config["max_batch_size"] == 131_072, "tokens of one request"
+    assert config["max_batch_size"] == 65_536, "tokens of one request"
     assert [(one["name"], one["data_type"], one["dims"]) for one in config["input"]] == [("tokens", "TYPE_FP32", [D])]
     assert [(one["name"], one["data_type"], one["dims"]) for one in config["output"]] == [("out", "TYPE_FP32", [D])]
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 0
@@ -76,6 +79,34 @@ def check_form(entry: dict[str, Any]) -> None:
     assert only_integers(rest)
     for batch in entry["batch_stats"]:
         assert set(batch) == {"batch_size", "compute_input", "compute_infer", "compute_output"}
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=5), st.booleans())
+def test_statistics_count_what_was_asked_whatever_that_was(client: Any, sizes: list[int], bad: bool) -> None:
+    before = snapshot(client, "ffn")
+    for rows in sizes:
+        tokens = triton.InferInput("tokens", [rows, D], "FP32")
+        tokens.set_data_from_numpy(np.random.default_rng().standard_normal((rows, D), dtype=np.float32))
+        client.infer("ffn", [tokens])
+    if bad:
+        wrong = triton.InferInput("tokens", [1, D + 1], "FP32")
+        wrong.set_data_from_numpy(np.zeros((1, D + 1), np.float32))
+        with pytest.raises(triton.InferenceServerException):
+            client.infer("ffn", [wrong])
+    after = snapshot(client, "ffn", "1")
+    check_form(after)
+    assert after["inference_count"] - before["inference_count"] == sum(sizes)
+    assert after["execution_count"] - before["execution_count"] == len(sizes)
+    assert after["last_inference"] >= before["last_inference"]
+    for stage in ("success", "queue", "compute_input", "compute_infer", "compute_output"):
+        grown = {
+            part: after["inference_stats"][stage][part] - before["inference_stats"][stage][part]
+            for part in ("count", "ns")
+        }
+        assert grown["count"] == len(sizes), stage
+        assert grown["ns"] >= 0
+    assert sum(batch["compute_infer"]["count"] for batch in after["batch_stats"]) == after["execution_count"]
 
 
 def test_statistics_of_every_model_and_of_none(server: Server, client: Any) -> None:
