@@ -11,6 +11,7 @@ import tritonclient.http as triton
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from service.settings import Settings
 from tests.e2e.conftest import D
 from tests.e2e.server import Server
 
@@ -27,7 +28,7 @@ def test_the_configuration_says_how_to_size_a_request(client: Any) -> None:
     config = client.get_model_config("ffn")
     assert config["platform"] == "onnxruntime_onnx"
     assert config["backend"] == "onnxruntime"
-    assert config["max_batch_size"] == 65_536, "tokens of one request"
+    assert config["max_batch_size"] == Settings().max_queue_tokens, "tokens of one request"
     assert [(one["name"], one["data_type"], one["dims"]) for one in config["input"]] == [("tokens", "TYPE_FP32", [D])]
     assert [(one["name"], one["data_type"], one["dims"]) for one in config["output"]] == [("out", "TYPE_FP32", [D])]
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 0
