@@ -17,6 +17,7 @@ from torch import nn
 
 from export import parity
 from export.adapters.registry import pack
+from export.blocks import longest_sequence
 from export.bundle import check_free, check_name, new_bundle
 from export.certify import certify, check_position_wise
 from export.errors import ExportError, ProofError
@@ -142,6 +143,7 @@ def export_packed(
             d_in=packed.d_in,
             d_out=width_of_output(graph),
             d_memory=packed.d_memory,
+            max_sequence_tokens=longest_sequence(packed.module),
             default_precision=options.default(),
             parameters=parameters,
             active_parameters=active_parameters(packed.module) if expert_layers(packed.module) else None,

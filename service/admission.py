@@ -46,8 +46,11 @@ class Admission:
             raise InvalidInput(f"parameters.priority: found {priority}, expected 0 to {self._bounds.levels}")
         return priority or self._bounds.default_level
 
-    def check(self, work: Work, level: int) -> None:
-        """Raise TooLarge for what could never be admitted, QueueFull for what cannot be now."""
+    def check(self, work: Work, level: int, longest: int | None = None) -> None:
+        """Raise TooLarge for what could never be admitted, QueueFull for what cannot be now.
+
+        `longest` is the longest sequence that the model itself can take; None: any.
+        """
         bounds, load = self._bounds, work.load
         what = "tokens and memory" if work.longest_memory else "tokens"
         if load > bounds.queue_tokens:
@@ -57,6 +60,8 @@ class Admission:
                 f"seq_lens: a sequence of {work.longest} tokens, the longest allowed is {bounds.sequence_tokens} "
                 "(max_sequence_tokens)"
             )
+        if longest is not None and work.longest > longest:
+            raise TooLarge(f"seq_lens: a sequence of {work.longest} tokens, the longest this model takes is {longest}")
         if work.longest_memory > bounds.sequence_tokens:
             raise TooLarge(
                 f"memory_seq_lens: a memory of {work.longest_memory} rows, the longest allowed is "

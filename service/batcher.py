@@ -137,7 +137,7 @@ class Batcher:
         """
         level, now = self._admission.level(priority), self._clock()
         work = Work.of(tokens, seq_lens, memory)
-        self._admission.check(work, level)
+        self._admission.check(work, level, model.limits.sequence_tokens)
         lane = self._lane(model)
         if lane.health.reason is not None:
             raise _failing(lane)

@@ -113,12 +113,13 @@ def _load_variant(folder: Path, manifest: Manifest, variant: Variant, settings: 
     session = open_session(path, variant.provider, settings.threads)
     _check_signature(path, session, manifest)
     slab = np.empty((settings.max_window_tokens, manifest.d_in), np.float32)
-    limits = _limits(manifest.name, variant, settings)
+    limits = _limits(manifest, variant, settings)
     label = f"{manifest.name}-{variant.precision}"
     # The budget counts memory rows as tokens, so a window within it has room for them here.
     memory_slab = None if manifest.d_memory is None else np.empty((len(slab), manifest.d_memory), np.float32)
     model = Model(label, str(manifest.version), manifest, variant, session, slab, limits, memory_slab)
-    timings = _warm_up(path, model, lambda *inputs: between(partial(model.run, *inputs)), settings.max_sequence_tokens)
+    longest = _longest(manifest, settings)
+    timings = _warm_up(path, model, lambda *inputs: between(partial(model.run, *inputs)), longest)
     return_free_memory()
     after = resident_bytes()
     grown = 0 if before is None or after is None else after - before
@@ -142,12 +143,21 @@ def _check_room(path: Path, needed: float, taken: int, settings: Settings) -> No
         )
 
 
-def _limits(name: str, variant: Variant, settings: Settings) -> Limits:
+def _limits(manifest: Manifest, variant: Variant, settings: Settings) -> Limits:
     kind = variant.certificate.kind
     accepted = {"tolerance": settings.pack_tolerance, "dependent": settings.pack_dependent}
-    packed = settings.windows and (kind == "exact" or name in accepted[kind])
-    # Who accepts that neighbours change an answer has not accepted that a request's own rows are torn apart.
-    return Limits(settings.max_window_tokens, requests=None if packed else 1, divisible=packed and kind != "dependent")
+    packed = settings.windows and (kind == "exact" or manifest.name in accepted[kind])
+    return Limits(
+        settings.max_window_tokens,
+        requests=None if packed else 1,
+        # Who accepts that neighbours change an answer has not accepted that a request's own rows are torn apart.
+        divisible=packed and kind != "dependent",
+        sequence_tokens=manifest.max_sequence_tokens,
+    )
+
+
+def _longest(manifest: Manifest, settings: Settings) -> int:
+    return min(settings.max_sequence_tokens, manifest.max_sequence_tokens or settings.max_sequence_tokens)
 
 
 def _check_signature(path: Path, session: ort.InferenceSession, manifest: Manifest) -> None:

@@ -99,6 +99,9 @@ class Manifest(Strict):
     d_memory: int | None = Field(
         None, ge=1, description="width of `memory`, one per sequence with `memory_seq_lens`; null: the model takes none"
     )
+    max_sequence_tokens: int | None = Field(
+        None, ge=1, description="longest sequence that its table of positions holds; null: any"
+    )
     default_precision: Precision
     parameters: int = Field(ge=1)
     active_parameters: int | None = Field(

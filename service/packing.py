@@ -34,6 +34,7 @@ class Limits:
     tokens: int  # budget, in tokens and memory rows; one longer sequence runs alone
     requests: int | None = None  # None: any number
     divisible: bool = True  # False: a request is never split over windows
+    sequence_tokens: int | None = None  # longest sequence that the model itself can take; None: any
 
 
 def piece_seq_lens(ends: Int64, start: int, stop: int) -> Int64:

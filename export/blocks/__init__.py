@@ -15,7 +15,7 @@ from export.blocks.ffn import ACTIVATIONS, FFN, Activation
 from export.blocks.moe import MixtureOfExperts, Router
 from export.blocks.relative_bias import RelativeBias
 from export.blocks.residual import ResidualFFN
-from export.blocks.rotary import Rotary, sequence_positions
+from export.blocks.rotary import Rotary, longest_sequence, sequence_positions
 from export.blocks.transformer import BlockStack, TransformerBlock, make_norm
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Router",
     "SelfAttention",
     "TransformerBlock",
+    "longest_sequence",
     "make_norm",
     "sequence_positions",
     "varlen_attention",

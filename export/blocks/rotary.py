@@ -25,6 +25,11 @@ def sequence_positions(tokens: Tensor, seq_lens: Tensor) -> Tensor:
     return torch.cat([torch.arange(length) for length in seq_lens.tolist()])
 
 
+def longest_sequence(module: nn.Module) -> int | None:
+    """The longest sequence that every table of positions in `module` holds; None where there is no table."""
+    return min((part.max_positions for part in module.modules() if isinstance(part, Rotary)), default=None)
+
+
 class Rotary(nn.Module):
     """Turns each pair (i, i + head_size / 2) of a head by position x inverse frequency i: the form of Llama.
 

@@ -384,6 +384,17 @@ async def test_what_could_never_be_admitted_is_too_large_rather_than_too_many() 
 
 
 @on_loop
+async def test_a_sequence_beyond_a_model_s_own_table_is_too_large_for_it_alone() -> None:
+    async with bench() as b:
+        with pytest.raises(TooLarge, match="a sequence of 9 tokens, the longest this model takes is 8"):
+            await asyncio.create_task(
+                Batcher(b.engine.submit, Bounds(1000, 100, 1.0), b.metrics, asyncio.get_running_loop()).submit(
+                    Doubler(limits=Limits(64, sequence_tokens=8)), np.zeros((9, D), np.float32), np.array([9]), Client()
+                )
+            )
+
+
+@on_loop
 async def test_a_request_whose_client_left_is_dropped_before_packing() -> None:
     async with bench() as b:
         model, gone = Doubler(), Client()

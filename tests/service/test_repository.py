@@ -103,6 +103,24 @@ def test_warming_up_runs_no_longer_sequence_than_a_request_may_have(tmp_path: Pa
     assert max(map(max, seen)) == 100
 
 
+def test_a_model_s_own_longest_sequence_bounds_its_warm_up_and_its_requests(tmp_path: Path) -> None:
+    """A rotary table has an end: what is beyond is refused at the door, not by the window that others share."""
+    write_bundle(tmp_path, "mean", sequence_mean(8))
+    edit_manifest(tmp_path / "mean" / "1", max_sequence_tokens=5)
+    seen: list[int] = []
+    run = Model.run
+
+    def spy(model: Model, tokens: Any, seq_lens: Any, memory: Any) -> Any:
+        seen.append(int(seq_lens.max()))
+        return run(model, tokens, seq_lens, memory)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Model, "run", spy)
+        model = load(tmp_path, max_sequence_tokens=100).get("mean")
+    assert model.limits.sequence_tokens == 5
+    assert max(seen) == 5
+
+
 def test_a_model_with_a_memory_is_warmed_and_tried_with_one(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path, "recall", memory_mean(4, 6))
     model = load(tmp_path).get("recall")

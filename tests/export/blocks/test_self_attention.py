@@ -161,6 +161,7 @@ def test_blocks_that_share_their_positions_become_one_bundle(tmp_path: Path) -> 
     facts = manifest.architecture
     assert (facts["heads"], facts["kv_heads"], facts["head_size"], facts["positions"]) == (HEADS, 2, SIZE, "rotary")
     assert "sliding_window" not in facts  # they differ
+    assert manifest.max_sequence_tokens == turn.max_positions
     model = ir.load(folder / "fp32-cpu.onnx")
     shapes = [list(value.shape or ()) for value in model.graph.initializers.values()]
     assert shapes.count([turn.max_positions, SIZE // 2]) == 2  # cosines and sines, once for all layers
