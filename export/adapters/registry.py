@@ -30,6 +30,7 @@ _BUILT_IN: Final = (
     "export.adapters.own_blocks",
     "export.adapters.switch",
     "export.adapters.t5",
+    "export.adapters.t5_decoder",
     "export.adapters.torch_decoder",
     "export.adapters.torch_transformer",
     "export.adapters.vit",
