@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from export.adapters.equality import prove_equal
     from export.adapters.registry import PackOptions, pack, register_adapter
+    from export.adapters.torch_decoder import packed_cross_attention
     from export.adapters.torch_transformer import packed_attention
     from export.errors import ExportError, ProofError
     from export.packed import Packed
@@ -22,6 +23,7 @@ __all__ = [
     "ProofError",
     "pack",
     "packed_attention",
+    "packed_cross_attention",
     "prove_equal",
     "register_adapter",
 ]
@@ -33,6 +35,7 @@ _HOME: Final = {
     "ProofError": "export.errors",
     "pack": "export.adapters.registry",
     "packed_attention": "export.adapters.torch_transformer",
+    "packed_cross_attention": "export.adapters.torch_decoder",
     "prove_equal": "export.adapters.equality",
     "register_adapter": "export.adapters.registry",
 }

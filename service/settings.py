@@ -73,7 +73,10 @@ class Settings(BaseSettings):
     )
     windows: bool = Field(True, description="False: one request a run, no packing")
     max_window_tokens: int = Field(
-        2048, ge=1, le=1 << 20, description="Token budget of a window; more: longer windows, later answers, more memory"
+        2048,
+        ge=1,
+        le=1 << 20,
+        description="Token budget of a window, memory rows included; more: longer windows, later answers, more memory",
     )
     max_wait_ms: float = Field(
         0.0,
@@ -117,7 +120,7 @@ class Settings(BaseSettings):
         2048,
         ge=1,
         le=1 << 17,
-        description="Longest sequence through attention; cost and memory grow with its square",
+        description="Longest sequence through attention, and longest memory; cost and memory grow with its square",
     )
     max_body_mib: float = Field(
         160, gt=0, description="Largest request body, after inflating; bounds memory per request"
