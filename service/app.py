@@ -21,6 +21,7 @@ from service.engine import Engine
 from service.errors import RequestError, Stopped
 from service.head import is_infer
 from service.infer import Infer
+from service.json_decoder import JsonDecoder
 from service.lifecycle import Lifecycle
 from service.loading import load_bundle, load_repository
 from service.metrics import Metrics
@@ -127,7 +128,8 @@ class App:
         )
         self.metrics.queue_tokens.set_function(lambda: batcher.open_tokens)
         self._parts.batcher = batcher
-        self._infer = Infer(repository, batcher, self.metrics, settings, self.lifecycle, budget, self.gate)
+        decoder = JsonDecoder(settings.timeout_s)
+        self._infer = Infer(repository, batcher, self.metrics, settings, self.lifecycle, budget, self.gate, decoder)
         self._direct = Direct(self._infer, asyncio.get_running_loop())
         engine.start()
         control = ModelControl(
@@ -152,6 +154,7 @@ class App:
             for task in watching:
                 task.cancel()
             await control.close()
+            await decoder.close()
             # Everything that was to be answered is; a window that still runs is nobody's.
             if not await asyncio.to_thread(engine.stop, ENGINE_STOP_S):
                 log.error("the engine is still running a window after %s s; leaving it", ENGINE_STOP_S)

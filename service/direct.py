@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
-from service.asgi import JSON, error_response
+from service.asgi import error_response
 from service.body import MIN_RATE
 from service.errors import BodyTimeout, InternalFault, RequestError, Stopped
 from service.head import InferHead, is_infer
-from service.infer import Infer, encode_reply
+from service.infer import Infer, encode_reply, encode_slowly, encodes_slowly
+from service.json_decoder import INLINE_JSON
 from service.protocol import Decoded, Signature
 from service.request import Answer, ClientGone, Outcome, Request
 from service.request_id import HEADER, request_id
@@ -26,7 +27,6 @@ from service.slow_reader import SlowReader, written
 
 log = logging.getLogger("tokenslab.infer")
 
-INLINE_JSON: Final = 1 << 16  # bytes; parsing more could hold the event loop for longer than other requests may wait
 KNOWN_HEADS: Final = 1024
 
 Headers = list[tuple[bytes, bytes]]
@@ -60,6 +60,7 @@ class Direct:
         self.infer = infer
         self.loop = loop
         self.known: dict[bytes, DirectHead] = {}
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds tasks weakly
 
     def head(self, method: bytes, url: bytes, headers: Headers) -> DirectHead | None:
         """The head of a direct request, None for one that goes the ASGI way; header names are in lower case."""
@@ -76,8 +77,7 @@ class Direct:
         length = head.length
         if length is None or head.encoding or length > self.infer.limits.size:
             return None
-        json_size = length if head.json_length is None else _number(head.json_length)
-        if json_size > INLINE_JSON and (head.json_length is not None or head.content_type in (b"", JSON)):
+        if head.json_size(length) > INLINE_JSON:
             return None
         return DirectHead(path, head, length, headers)
 
@@ -98,6 +98,12 @@ class Direct:
         if len(self.known) >= KNOWN_HEADS:
             self.known.clear()
         self.known[data] = head
+
+    def start(self, work: Coroutine[None, None, None]) -> None:
+        """What is too long for one turn of the loop."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def follow(self, client: SlowReader, size: int) -> None:
         """Stay with an answer that its client reads slowly: its bytes count, and who reads nothing is cut off."""
@@ -199,7 +205,7 @@ class DirectRequest:
     def lost(self) -> None:
         """The client has left."""
         self.disconnected = True
-        if self._waiting is None and not self.response_complete:  # within the body
+        if self.left and not self.response_complete:
             self._direct.infer.metrics.disconnects.labels("body").inc()
             self._release()
 
@@ -218,15 +224,34 @@ class DirectRequest:
             self._release()
             return
         if isinstance(outcome, Answer) and self._decoded is not None and self._signature is not None:
+            if encodes_slowly(self._decoded, outcome):
+                self._direct.start(self._encode(self._signature, self._decoded, outcome))
+                return
             try:
                 parts, headers = encode_reply(self._signature, self._decoded, outcome)
             except Exception as fault:  # noqa: BLE001 - as above
                 outcome = fault
             else:
-                headers.append((b"content-length", b"%d" % sum(map(len, parts))))
-                self._send(200, headers, parts, close=False)
+                self._reply(parts, headers)
                 return
         self._refuse(outcome)
+
+    async def _encode(self, signature: Signature, decoded: Decoded, answer: Answer) -> None:
+        fault: Exception | None = None
+        try:
+            parts, headers = await encode_slowly(signature, decoded, answer)
+        except Exception as error:  # noqa: BLE001 - as above
+            fault = error
+        if self.disconnected or self.response_complete:  # it left, or was told that the service stops
+            self._release()
+        elif fault is not None:
+            self._refuse(fault)
+        else:
+            self._reply(parts, headers)
+
+    def _reply(self, parts: list[bytes | memoryview], headers: Headers) -> None:
+        headers.append((b"content-length", b"%d" % sum(map(len, parts))))
+        self._send(200, headers, parts, close=False)
 
     def _name(self) -> str:
         """Its id, which its answer will have too."""
@@ -272,7 +297,3 @@ class DirectRequest:
                 "(body_timeout_s)"
             )
         )
-
-
-def _number(value: bytes) -> int:
-    return int(value) if value.isdigit() and len(value) < 18 else 0

@@ -131,6 +131,12 @@ class TooManyConnections(NotReady):
     close = True
 
 
+class DecoderLost(NotReady):
+    """The process that decodes large JSON ended before it was done."""
+
+    reason = "decoder"
+
+
 class Stopped(NotReady):
     """The drain limit ended, or a second signal came, before the answer was ready."""
 

@@ -62,6 +62,14 @@ class InferHead:
                 + ("; curl sends this unless -H names another" if b"form-urlencoded" in self.content_type else "")
             )
 
+    def json_size(self, body_size: int) -> int:
+        """Bytes of the body's JSON part; 0 where there is none, or its length is no number."""
+        if self.content_type == NPY:
+            return 0
+        if self.json_length is None:
+            return 0 if self.content_type == OCTETS else body_size
+        return int(self.json_length) if self.json_length.isdigit() and len(self.json_length) < 18 else 0
+
     def decode(self, signature: Signature, body: memoryview, max_json: int) -> Decoded:
         """The body as arrays, by its content type."""
         if self.content_type == NPY:

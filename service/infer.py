@@ -20,10 +20,11 @@ from service.batcher import Batcher
 from service.body import BodyBudget, BodyLimits, BodyLost, RequestBody
 from service.errors import InternalFault, NotReady, RequestError, Stopped, TooLarge
 from service.head import NPY, OCTETS, InferHead
+from service.json_decoder import INLINE_JSON, JsonDecoder
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.model import Model
-from service.protocol import Decoded, Signature, encode, encode_npy
+from service.protocol import Decoded, Signature, encode, encode_json, encode_npy
 from service.repository import Repository
 from service.request import Answer, Client, ClientGone
 from service.settings import Settings
@@ -31,6 +32,7 @@ from service.slow_reader import written
 
 log = logging.getLogger("tokenslab.infer")
 
+JSON_VALUES: Final = 1 << 16  # about 0.7 MiB of text, 4 ms
 JOIN_BYTES: Final = 1 << 16  # below it a copy costs less than another write
 
 
@@ -46,6 +48,7 @@ class Infer:
         lifecycle: Lifecycle,
         budget: BodyBudget,
         gate: Gate,
+        decoder: JsonDecoder,
     ) -> None:
         self._repository = repository
         self.batcher = batcher
@@ -57,6 +60,7 @@ class Infer:
         self._max_rows = settings.max_queue_tokens
         self.lifecycle = lifecycle
         self.gate = gate
+        self.decoder = decoder
         self._routes: dict[str, tuple[Model, Signature]] = {}
         repository.watch(self._routes.clear)
 
@@ -94,8 +98,16 @@ class Infer:
         data = await body.read(headers.length, self.limits)
         if headers.encoding:
             data = await body.inflate(data, headers.encoding, self.limits)
-        request = headers.decode(signature, data, self.max_json)
-        return encode_reply(signature, request, await self._run(model, request, body.client, client_id))
+        request = await self._decode(headers, signature, data)
+        answer = await self._run(model, request, body.client, client_id)
+        if encodes_slowly(request, answer):
+            return await encode_slowly(signature, request, answer)
+        return encode_reply(signature, request, answer)
+
+    async def _decode(self, head: InferHead, signature: Signature, data: memoryview) -> Decoded:
+        if INLINE_JSON < head.json_size(len(data)) <= self.max_json:
+            return await self.decoder.decode(signature, data, head.json_length, self.max_json)
+        return head.decode(signature, data, self.max_json)
 
     async def _until_written(self, body: RequestBody, size: int) -> None:
         """Stay with an answer that its client reads slowly: its bytes count, and who reads nothing is cut off."""
@@ -150,10 +162,7 @@ def encode_reply(
     signature: Signature, request: Decoded, answer: Answer
 ) -> tuple[list[bytes | memoryview], list[tuple[bytes, bytes]]]:
     """The parts of the answer's body, and its headers but for the length."""
-    timing = (
-        f"queue;dur={answer.queue_s * 1e3:.3f}, compute;dur={answer.compute_s * 1e3:.3f}, "
-        f'window;desc="{answer.window_tokens}"'
-    ).encode()
+    timing = _timing(answer)
     if request.npy:
         return encode_npy(request, answer.out), [(b"server-timing", timing), (b"content-type", NPY)]
     json_length, parts = encode(signature, request, answer.out)
@@ -161,6 +170,29 @@ def encode_reply(
         return parts, [(b"server-timing", timing), (b"content-type", JSON)]
     length = (b"inference-header-content-length", b"%d" % json_length)
     return parts, [(b"server-timing", timing), (b"content-type", OCTETS), length]
+
+
+def encodes_slowly(request: Decoded, answer: Answer) -> bool:
+    """Whether the answer as JSON would hold the event loop for more than a few milliseconds."""
+    return not (request.binary or request.npy) and answer.out.size > JSON_VALUES
+
+
+async def encode_slowly(
+    signature: Signature, request: Decoded, answer: Answer
+) -> tuple[list[bytes | memoryview], list[tuple[bytes, bytes]]]:
+    """`encode_reply` for long JSON, JSON_VALUES of it in one turn of the loop."""
+    parts: list[bytes | memoryview] = []
+    for part in encode_json(signature, request, answer.out, JSON_VALUES):
+        parts.append(part)
+        await asyncio.sleep(0)
+    return parts, [(b"server-timing", _timing(answer)), (b"content-type", JSON)]
+
+
+def _timing(answer: Answer) -> bytes:
+    return (
+        f"queue;dur={answer.queue_s * 1e3:.3f}, compute;dur={answer.compute_s * 1e3:.3f}, "
+        f'window;desc="{answer.window_tokens}"'
+    ).encode()
 
 
 async def _send(

@@ -126,7 +126,7 @@ class Settings(BaseSettings):
         160, gt=0, description="Largest request body, after inflating; bounds memory per request"
     )
     max_json_mib: float = Field(
-        8, gt=0, description="Largest JSON part, in or out; it holds the event loop, up to 0.3 s a MiB in, 10 ms out"
+        8, gt=0, description="Largest JSON part, in or out; what is over 64 KiB takes another process up to 0.3 s a MiB"
     )
     max_bodies_mib: float = Field(
         512, gt=0, le=1 << 20, description="Bodies and answers in flight, as far as they have arrived; beyond it 429"

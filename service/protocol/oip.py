@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -118,18 +119,37 @@ _read_known_head = lru_cache(maxsize=1024)(_read_head)
 
 def encode(signature: Signature, request: Decoded, out: Float32) -> tuple[int | None, list[bytes | memoryview]]:
     """`out` (rows, d_out) -> the length of the JSON part if tensors follow it (else None), and the body's parts."""
-    out = np.ascontiguousarray(in_kind(request, out))
     if request.binary:
+        out = np.ascontiguousarray(in_kind(request, out))
         if request.id is None:
             head = _known_binary_head(signature, out.shape)
         else:
             head = _binary_head(signature, out.shape, request.id)
         return len(head), [head, octets(out)]
+    return None, [b"".join(encode_json(signature, request, out, max(1, out.size)))]
+
+
+def encode_json(signature: Signature, request: Decoded, out: Float32, values: int) -> Iterator[bytes]:
+    """The parts of `encode`'s JSON, `values` numbers at a time: the caller may do something else between them."""
+    out = np.ascontiguousarray(in_kind(request, out))
     if not np.isfinite(out).all():
         raise InvalidInput("out: NaN or Inf has no form in JSON; ask for binary tensors (binary_data_output)")
+    return _json_parts(signature, request, out, values)
+
+
+def _json_parts(signature: Signature, request: Decoded, out: Float32, values: int) -> Iterator[bytes]:
     # No `parameters` here: the C++ client takes any for a sign of binary data.
-    reply = _reply(signature, out.shape, request.id, {"data": out.ravel()})
-    return None, [orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)]
+    frame = orjson.dumps(_reply(signature, out.shape, None, {"data": []}))
+    before, _, after = frame.rpartition(b"[]")
+    flat = out.ravel()
+    yield before + b"["
+    for start in range(0, flat.size, values):
+        numbers = orjson.dumps(flat[start : start + values], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        yield b"," + numbers if start else numbers
+    end = b"]" + after
+    if request.id is not None:
+        end = end[:-1] + b',"id":' + orjson.dumps(request.id) + b"}"
+    yield end
 
 
 def _binary_head(signature: Signature, shape: tuple[int, ...], id_: str | None = None) -> bytes:
@@ -148,7 +168,7 @@ def _reply(signature: Signature, shape: tuple[int, ...], id_: str | None, conten
 
 
 def _refuse_large_json(values: int, max_json: int) -> None:
-    """The answer's JSON is built on the event loop: bounded before the model runs."""
+    """The answer's JSON is bounded before the model runs."""
     size = values * _JSON_FLOAT
     if size > max_json:
         raise TooLarge(

@@ -380,3 +380,18 @@ def test_garbage_that_is_no_http_costs_only_its_own_connection(server: Server) -
     with server.raw(b"POST /v2/models/ffn/infer HTTP/1.1\r\n") as link:
         link.shutdown(socket.SHUT_RDWR)
     assert server.infer("ffn", tokens(1)).shape == (1, D)
+
+
+@pytest.mark.parametrize("way", ["json", "binary"])
+def test_large_json_in_and_out_gives_the_same_bits(server: Server, way: str) -> None:
+    x = tokens(2500)  # 160,000 values: over what is parsed, and written, in one turn of the loop
+    headers: dict[str, str] = {}
+    if way == "json":
+        entry = {"name": "tokens", "datatype": "FP32", "shape": list(x.shape), "data": x.tolist()}
+        body = json.dumps({"inputs": [entry]}).encode()
+    else:
+        body, headers = binary(x, binary_data_output=False)
+    status, got, data = server.ask("/v2/models/ffn/infer", body, headers)
+    assert (status, got["content-type"]) == (200, "application/json")
+    out = np.float32(json.loads(data)["outputs"][0]["data"]).reshape(x.shape)
+    np.testing.assert_array_equal(out, server.infer("ffn", x))
