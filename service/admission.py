@@ -35,10 +35,14 @@ class Admission:
     """Bounds on what is accepted and not yet answered: in all, and by priority level."""
 
     def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
-        self._level_bounds = bounds.level_tokens or (bounds.queue_tokens,) * bounds.levels
+        self.rebound(bounds)
         self._levels = [0] * bounds.levels
         self.open_tokens = 0
+
+    def rebound(self, bounds: Bounds) -> None:
+        """Admit by `bounds` from now on; what was admitted stays."""
+        self._bounds = bounds
+        self._level_bounds = bounds.level_tokens or (bounds.queue_tokens,) * bounds.levels
 
     def level(self, priority: int) -> int:
         """The level that a request's `priority` names: 1 is the highest, 0 the default one."""

@@ -25,6 +25,7 @@ from service.json_decoder import JsonDecoder
 from service.lifecycle import Lifecycle
 from service.loading import load_bundle, load_repository
 from service.metrics import Metrics
+from service.model_collector import ModelCollector
 from service.model_control import ModelControl
 from service.openapi import describe
 from service.parts import Parts
@@ -56,6 +57,7 @@ class App:
         self.gate = Gate(settings)
         self._parts = Parts(settings, lifecycle, self.metrics, repository)
         self.metrics.ready.set_function(lambda: float(lifecycle.ready))
+        self.metrics.registry.register(ModelCollector(lambda: self._parts.loaded))
         self.api: FastAPI = FastAPIOffline(
             title="Tokenslab",
             lifespan=self._lifespan,
@@ -135,7 +137,7 @@ class App:
         control = ModelControl(
             repository,
             settings,
-            lambda found: load_bundle(found, settings, engine.between, repository.memory_bytes),
+            lambda found: load_bundle(found, self._parts.settings, engine.between, repository.memory_bytes),
             batcher.retire,
         )
         self._parts.running = control

@@ -164,6 +164,11 @@ class Batcher:
             self._lose(request, "gone")
             self._close(request)
 
+    def rebound(self, bounds: Bounds) -> None:
+        """From now on admit and schedule by `bounds`, which have as many priority levels as those before."""
+        self._bounds = bounds
+        self._admission.rebound(bounds)
+
     async def retire(self, model: ServedModel) -> None:
         """Wait until nothing that was accepted for `model` is open, then forget it.
 

@@ -18,6 +18,7 @@ from service.errors import RequestError
 from service.model_routes import model_routes
 from service.parts import Parts, readiness
 from service.repository_routes import repository_routes
+from service.settings_routes import settings_routes
 
 EXTENSIONS = [
     "binary_tensor_data",
@@ -33,6 +34,7 @@ def add_control_routes(api: FastAPI, parts: Parts) -> None:
     api.include_router(_health(parts))
     api.include_router(model_routes(parts))
     api.include_router(repository_routes(parts))
+    api.include_router(settings_routes(parts))
     metrics = parts.metrics
 
     @api.get("/metrics", tags=["operations"], response_class=Response, summary="Prometheus metrics")

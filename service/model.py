@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnxruntime as ort
@@ -50,6 +50,12 @@ class Model:
         if out.shape != (len(tokens), self.manifest.d_out):
             raise RuntimeError(f"{self.label}: out is {out.shape}, expected {(len(tokens), self.manifest.d_out)}")
         return out
+
+    def with_window(self, tokens: int) -> Model:
+        """The same model, session and statistics, with windows of at most `tokens`."""
+        slab = np.empty((tokens, self.slab.shape[1]), np.float32)
+        memory = None if self.memory_slab is None else np.empty((tokens, self.memory_slab.shape[1]), np.float32)
+        return replace(self, slab=slab, memory_slab=memory, limits=replace(self.limits, tokens=tokens))
 
     def try_out(self) -> None:
         """One token through the model; raises as `run` does."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 
 from service.background import in_thread
 from service.errors import BundleError, LoadFailed, NotFound, ProviderError
@@ -84,6 +85,17 @@ class ModelControl:
             leaving = self._leave(self._repository.swap((), [one.bundle for one in held.values()]), "unloaded")
             log.info("unloading %s", name)
         await leaving
+
+    async def resize_windows(self, tokens: int) -> None:
+        """Serve every model with windows of at most `tokens`; requests that wait already keep the size there was."""
+        async with self._lock:
+            resized = {model: model.with_window(tokens) for model in self._repository.models()}
+            fresh = [
+                replace(one, models={name: resized[model] for name, model in one.models.items()})
+                for bundle in self._repository.bundles()
+                for one in self._repository.loaded(bundle).values()
+            ]
+            self._leave(self._repository.swap(fresh, ()))
 
     async def poll(self, seconds: float) -> None:
         """Look at the folder every `seconds`; a new or changed version is served, one that has gone is not.

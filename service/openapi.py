@@ -128,6 +128,8 @@ def describe(api: FastAPI) -> None:
                     operation["responses"]["404"] = _fault(_ERRORS["404"])
                 if not path.startswith("/v2/health/"):
                     operation["responses"]["401"] = _fault(_ERRORS["401"])
+                if path == "/v2/settings":
+                    operation["responses"] |= {"403": _ADMIN["403"], "503": _ADMIN["503"]}
                 if path.startswith("/v2/repository/models/"):
                     operation["responses"].update(_ADMIN)
                 if path.endswith("/ready"):

@@ -25,7 +25,15 @@ def test_the_stop_grace_of_compose_is_above_delay_and_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/quick-start.md", "docs/own-module.md"]
+    "page",
+    [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "docs/quick-start.md",
+        "docs/own-module.md",
+        "docs/operations.md",
+    ],
 )
 def test_every_make_target_and_linked_file_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text()

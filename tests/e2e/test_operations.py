@@ -142,3 +142,43 @@ def test_every_answer_names_its_request(logged: Server, path: str, body: bytes |
         assert (echoed == given) == taken
     made = {logged.ask(path, body)[1]["x-request-id"] for _ in range(3)}
     assert len(made) == 3
+
+
+ROOT_KEY = "root-" + "r" * 16
+
+
+@pytest.fixture
+def tuned(root: Path) -> Iterator[Server]:
+    with serving(root, "--threads", "1", TOKENSLAB_ADMIN_KEYS=f"root:{ROOT_KEY}") as server:
+        yield server
+
+
+def test_settings_are_shown_without_secrets_and_a_few_change_while_it_runs(tuned: Server) -> None:
+    admin = {"Authorization": f"Bearer {ROOT_KEY}"}
+    status, _, data = tuned.ask("/v2/settings", None, admin)
+    shown = json.loads(data)
+    assert (status, shown["max_window_tokens"], shown["admin_keys"]) == (200, 2048, "**********")
+    change = {"max_window_tokens": 64, "max_wait_ms": 1.5, "timeout_s": 9, "log_level": "debug"}
+    status, _, data = tuned.ask("/v2/settings", json.dumps(change).encode(), admin, method="PATCH")
+    changed = json.loads(data)
+    assert status == 200
+    assert {name: changed[name] for name in change} == change
+    tokens = np.random.default_rng().standard_normal((200, D), dtype=np.float32)
+    whole = tuned.infer("ffn", tokens)
+    np.testing.assert_array_equal(whole[:3], tuned.infer("ffn", tokens[:3]))
+    metadata = json.loads(tuned.ask("/v2/models/ffn")[2])
+    assert metadata["parameters"]["max_window_tokens"] == 64
+    for wrong, name in (({"port": 1}, "port"), ({"max_window_tokens": 0}, "max_window_tokens")):
+        status, _, data = tuned.ask("/v2/settings", json.dumps(wrong).encode(), admin, method="PATCH")
+        assert (status, name in json.loads(data)["error"]) == (400, True)
+    assert tuned.ask("/v2/settings", b"{}", method="PATCH")[0] == 401
+    assert not [line for line in tuned.log if ROOT_KEY in line]
+
+
+def test_metrics_tell_the_state_and_the_memory_of_models(tuned: Server) -> None:
+    assert tuned.metric("tokenslab_model_state", model="ffn", state="READY") == 1
+    assert tuned.metric("tokenslab_model_state", model="ffn", state="UNAVAILABLE") == 0
+    assert tuned.metric("tokenslab_model_memory_bytes", model="ffn-fp32") > 0
+    assert tuned.metric("tokenslab_resident_bytes") > 1 << 20
+    tuned.ask("/v2/repository/models/ffn/unload", b"", {"X-API-Key": ROOT_KEY})
+    assert tuned.metric("tokenslab_model_state", model="ffn", state="UNAVAILABLE") == 1
