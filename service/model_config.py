@@ -31,7 +31,7 @@ def configuration(name: str, model: Model, settings: Settings) -> dict[str, Any]
         "backend": "onnxruntime",
         "version_policy": _version_policy(settings.versions),
         "max_batch_size": settings.max_queue_tokens if batched else 0,
-        "input": [{**one, "format": "FORMAT_NONE", "optional": one["name"] == "seq_lens"} for one in inputs],
+        "input": [{**one, "format": "FORMAT_NONE", "optional": one["name"].endswith("seq_lens")} for one in inputs],
         "output": [_tensor("out", "TYPE_FP32", [*lead, manifest.d_out])],
         "dynamic_batching": {
             "preferred_batch_size": [model.limits.tokens] if batched else [],

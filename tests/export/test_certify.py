@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -12,7 +13,8 @@ from export.certify import AS_FP32, NO_NUMBERS, certify, check_position_wise, co
 from export.errors import ProofError
 from export.quantize import quantize_int8
 from service.manifest import Certificate, Kind
-from service.session import session_facts
+from service.session import open_session, session_facts
+from tests.bundles import memory_mean
 from tests.export.hand_built import Arrays, graph, opened, random_ffn
 
 FACTS = session_facts(1)
@@ -194,3 +196,12 @@ def test_it_needs_neither_torch_nor_onnx() -> None:
     code = "import sys, export.certify; assert not {'torch', 'onnx', 'onnx_ir'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("coupled", ["", "tokens", "memory"])
+def test_sequences_that_feel_a_neighbours_memory_are_found(tmp_path: Path, coupled: str) -> None:
+    path = tmp_path / "recall.onnx"
+    onnx.save(memory_mean(4, 6, coupled=coupled), path)
+    found = certify(open_session(path, "cpu", 1), "sequence", 4, d_memory=6, seed=0, facts=FACTS, quantized=True)
+    assert found.kind == ("dependent" if coupled else "exact")
+    assert found.checks["beside sequences with NaN"] is not bool(coupled)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from service.batcher import Batcher
 from service.engine import Engine
-from service.errors import QueueFull, TooLarge
+from service.errors import EngineFailed, QueueFull, TooLarge
 from service.loading import load_repository
 from service.memory import Memory
 from service.metrics import Metrics
@@ -104,3 +104,32 @@ def test_a_request_is_refused_by_its_tokens_and_memory_together(engine: Engine, 
         asyncio.run(answers(engine, model, [wide], Bounds(4096, 59, 60.0)))
     with pytest.raises(QueueFull, match="70 tokens wait; 70 more would exceed max_queue_tokens, 100"):
         asyncio.run(answers(engine, model, [wide, wide], Bounds(100, 100, 60.0)))
+
+
+def test_a_window_that_one_memory_fails_is_run_again_and_every_other_sequence_keeps_its_own(
+    engine: Engine, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng()
+    posts = [post([(2, 3), (1, 4)], rng) for _ in range(5)]
+    posts[2].memory.rows[0, 0] = 1e9
+    run = Model.run
+
+    def choke(model: Model, tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None) -> Float32:
+        assert memory is None or (memory.rows < 1e9).all(), "too much to remember"
+        return run(model, tokens, seq_lens, memory)
+
+    async def outcomes() -> list[Float32 | BaseException]:
+        batcher = Batcher(engine.submit, BOUNDS, Metrics(), asyncio.get_running_loop())
+        got = await asyncio.gather(
+            *(batcher.submit(model, p.tokens, p.seq_lens, Client(), memory=p.memory) for p in posts),
+            return_exceptions=True,
+        )
+        return [one if isinstance(one, BaseException) else one.out for one in got]
+
+    monkeypatch.setattr(Model, "run", choke)
+    got = asyncio.run(outcomes())
+    assert isinstance(got[2], EngineFailed)
+    for one, out in zip(posts, got, strict=True):
+        if one is not posts[2]:
+            assert isinstance(out, np.ndarray)
+            assert same_bits(out, run(model, one.tokens, one.seq_lens, one.memory)).all()

@@ -129,6 +129,9 @@ def test_a_model_with_a_memory_is_warmed_and_tried_with_one(tmp_path: Path) -> N
     edit_manifest(folder, d_memory=None)
     with pytest.raises(BundleError, match=r"its inputs are .*memory_seq_lens"):
         load(tmp_path)
+    edit_manifest(folder, d_memory=6, kind="position-wise")
+    with pytest.raises(BundleError, match="d_memory: a memory belongs to a sequence"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("coupled", ["tokens", "memory"])
