@@ -202,6 +202,6 @@ def test_it_needs_neither_torch_nor_onnx() -> None:
 def test_sequences_that_feel_a_neighbours_memory_are_found(tmp_path: Path, coupled: str) -> None:
     path = tmp_path / "recall.onnx"
     onnx.save(memory_mean(4, 6, coupled=coupled), path)
-    found = certify(open_session(path, "cpu", 1), "sequence", 4, d_memory=6, seed=0, facts=FACTS, quantized=True)
+    found = certify(open_session(path, "cpu", 1), "sequence", 4, d_memory=6, seed=0, facts=FACTS)
     assert found.kind == ("dependent" if coupled else "exact")
     assert found.checks["beside sequences with NaN"] is not bool(coupled)
