@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
@@ -18,9 +19,9 @@ from service.body import BodyBudget, BodyLimits, BodyLost, RequestBody
 from service.control import add_control_routes
 from service.direct import Direct
 from service.engine import Engine
-from service.errors import RequestError, Stopped
+from service.errors import RequestError, Stopped, TracingError
 from service.head import is_infer
-from service.infer import Infer
+from service.infer import TRACE, Infer
 from service.json_decoder import JsonDecoder
 from service.lifecycle import Lifecycle
 from service.loading import load_bundle, load_repository
@@ -34,6 +35,9 @@ from service.request_id import HEADER, current, request_id
 from service.settings import Settings
 from service.shrinking import shrink_arenas
 
+if TYPE_CHECKING:
+    from service.tracing import Tracing
+
 log = logging.getLogger("tokenslab")
 
 CONTROL_BODY_BYTES = 1 << 16
@@ -46,7 +50,13 @@ ADMIN = ("/v2/repository/models/", "/v2/settings")
 class App:
     """The ASGI callable."""
 
-    def __init__(self, settings: Settings, repository: Repository | None, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        repository: Repository | None,
+        lifecycle: Lifecycle,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._settings = settings
         self._infer: Infer | None = None
         self._direct: Direct | None = None
@@ -55,6 +65,7 @@ class App:
         self.lifecycle = lifecycle
         self.metrics = Metrics()
         self.gate = Gate(settings)
+        self._tracing = tracing or _tracing_of(settings)
         self._parts = Parts(settings, lifecycle, self.metrics, repository)
         self.metrics.ready.set_function(lambda: float(lifecycle.ready))
         self.metrics.registry.register(ModelCollector(lambda: self._parts.loaded))
@@ -75,7 +86,10 @@ class App:
         current.set(name.decode("ascii"))  # each request has a task, and so a context, of its own
         send = _naming(send, name)
         if self._infer is not None and is_infer(scope["path"]):
-            await self._infer(scope, receive, send)
+            if self._tracing is None:
+                await self._infer(scope, receive, send)
+            else:
+                await _traced(self._tracing, self._infer, scope, receive, send)
         else:
             await self._control(scope, receive, send)
 
@@ -126,13 +140,18 @@ class App:
         budget = BodyBudget(settings.max_bodies_bytes)
         self.metrics.body_bytes.set_function(lambda: budget.taken)
         batcher = Batcher(
-            engine.submit, bounds_of(settings), self.metrics, asyncio.get_running_loop(), arrivals=lambda: budget.chunks
+            engine.submit,
+            bounds_of(settings),
+            self.metrics,
+            asyncio.get_running_loop(),
+            arrivals=lambda: budget.chunks,
+            observe=None if self._tracing is None else self._tracing.window,
         )
         self.metrics.queue_tokens.set_function(lambda: batcher.open_tokens)
         self._parts.batcher = batcher
         decoder = JsonDecoder(settings.timeout_s)
         self._infer = Infer(repository, batcher, self.metrics, settings, self.lifecycle, budget, self.gate, decoder)
-        self._direct = Direct(self._infer, asyncio.get_running_loop())
+        self._direct = Direct(self._infer, asyncio.get_running_loop(), traced=self._tracing is not None)
         engine.start()
         control = ModelControl(
             repository,
@@ -157,6 +176,8 @@ class App:
                 task.cancel()
             await control.close()
             await decoder.close()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.flush)
             # Everything that was to be answered is; a window that still runs is nobody's.
             if not await asyncio.to_thread(engine.stop, ENGINE_STOP_S):
                 log.error("the engine is still running a window after %s s; leaving it", ENGINE_STOP_S)
@@ -180,6 +201,34 @@ def create_app(
     `uvicorn service.app:create_app --factory` serves it for development; `tokenslab serve` also drains.
     """
     return App(settings or Settings(), repository, lifecycle or Lifecycle())
+
+
+def _tracing_of(settings: Settings) -> Tracing | None:
+    if settings.otlp_endpoint is None:
+        return None
+    try:
+        from service.tracing import exporting  # not above: the extra is needed only where tracing is on
+    except ImportError as cause:
+        raise TracingError("otlp_endpoint: tracing needs the extra: pip install 'tokenslab[otel]'") from cause
+    return exporting(settings.otlp_endpoint)
+
+
+async def _traced(tracing: Tracing, infer: Infer, scope: Scope, receive: Receive, send: Send) -> None:
+    """Infer within a span, whose context goes out with the answer."""
+    trace = scope[TRACE] = tracing.begin(scope["path"], scope["headers"])
+    status: int | None = None
+
+    async def telling(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            message = {**message, "headers": [*message.get("headers", []), trace.header()]}
+        await send(message)
+
+    try:
+        await infer(scope, receive, telling)
+    finally:
+        trace.end(status)
 
 
 def _replay(body: memoryview, receive: Receive) -> Receive:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -50,6 +50,7 @@ class Batcher:
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float] = time.perf_counter,
         arrivals: Callable[[], int] = lambda: 0,
+        observe: Callable[[Window, str, Sequence[Request]], None] | None = None,
     ) -> None:
         self._submit = submit
         self._bounds = bounds
@@ -62,6 +63,7 @@ class Batcher:
         self._admission = Admission(bounds)
         self._deadlines = Deadlines(loop, clock, self._late)
         self._arrivals = arrivals
+        self._observe = observe
         self._collecting = Collecting(loop, clock, self._arrived, self._lanes.longest_s, self._take)
         self._wait: asyncio.TimerHandle | None = None
         self._compute_s = 0.0  # of the last window
@@ -277,6 +279,8 @@ class Batcher:
         lane, error = running.lane, window.error or running.fault(window)
         self._compute_s = window.finished - window.started
         self._lanes.correct(lane, self._compute_s - running.predicted_s)
+        if self._observe is not None and running.pieces:
+            self._observe(window, lane.model.label, [piece.request for piece in running.pieces])
         if not running.pieces:
             self._tried(lane, error)
         elif error is not None:

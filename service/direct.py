@@ -2,6 +2,7 @@
 
 It takes what nearly all requests are: a POST with a Content-Length, whose body is small JSON, binary tensors or npy.
 All else goes the ASGI way, through `infer`, which answers the same: other methods, chunked or coded bodies, `Expect`,
+requests that are traced,
 requests behind another one or behind an answer that is read slowly. So does a body for which the budget has no room.
 """
 
@@ -56,16 +57,17 @@ class DirectHead:
 class Direct:
     """What all direct requests share; and the heads seen, since clients send the same head again and again."""
 
-    def __init__(self, infer: Infer, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, infer: Infer, loop: asyncio.AbstractEventLoop, *, traced: bool = False) -> None:
         self.infer = infer
         self.loop = loop
+        self.traced = traced
         self.known: dict[bytes, DirectHead] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds tasks weakly
 
     def head(self, method: bytes, url: bytes, headers: Headers) -> DirectHead | None:
         """The head of a direct request, None for one that goes the ASGI way; header names are in lower case."""
         path = url.decode("latin-1")
-        if method != b"POST" or not is_infer(path) or "%" in path or "?" in path:
+        if self.traced or method != b"POST" or not is_infer(path) or "%" in path or "?" in path:
             return None
         if any(name in (b"transfer-encoding", b"expect") for name, _ in headers):
             return None

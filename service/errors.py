@@ -196,3 +196,7 @@ class KeysError(TokenslabError):
 
 class TlsError(TokenslabError):
     """Certificate, key or authority that cannot be used."""
+
+
+class TracingError(TokenslabError):
+    """Tracing that was asked for and cannot be."""

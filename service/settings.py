@@ -185,6 +185,11 @@ class Settings(BaseSettings):
     ssl_ca_certs: Path | None = Field(
         None, description="Authorities, PEM: only clients with a certificate of theirs get in, to health too"
     )
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://\S+$",
+        description="OpenTelemetry collector, http://host:4318/v1/traces; needs the extra otel; costs the lean way",
+    )
     log_format: Literal["text", "json"] = Field("text", description="json: an object a line, for machines")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug: a line per window")
 
