@@ -14,29 +14,24 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
-from weakref import WeakSet
-
-import numpy as np
 
 from service.admission import Admission, unreachable
 from service.collecting import Collecting
-from service.deadlines import Deadlines
 from service.engine import Window
-from service.errors import DeadlineExceeded, EngineFailed, ModelFailing
+from service.faults import Faults, failing
 from service.lane import Lane, Lanes
+from service.ledger import Ledger
 from service.memory import Memory
 from service.metrics import Metrics
 from service.packing import Float32, Int64
-from service.request import Answer, Bounds, Client, ClientGone, Outcome, Request, ServedModel, Work
+from service.request import Answer, Bounds, Client, Outcome, Request, ServedModel, Work
 from service.running import Running, give_out
-from service.scheduling.retries import halves, patience_s
-from service.scheduling.window import Rules, is_large, load
+from service.scheduling.window import Rules, is_large
+from service.waiting_gauges import watch_waiting
 
 log = logging.getLogger("tokenslab.batcher")
 
-TRIAL_S: Final = 5.0  # between two trials of a model that fails
 HANG_FACTOR: Final = 10.0  # a window that takes so much longer than predicted, and longer than `hang_s`, hangs
-_NO_TOKENS: Final = np.empty((0, 0), np.float32)
 
 
 class Batcher:
@@ -58,22 +53,33 @@ class Batcher:
         self._loop = loop
         self._clock = clock
         self._lanes = Lanes()
-        self._retired: WeakSet[ServedModel] = WeakSet()
         self._running: Running | None = None
         self._admission = Admission(bounds)
-        self._deadlines = Deadlines(loop, clock, self._late)
+        self._ledger = Ledger(self._lanes, self._admission, loop, clock)
+        self.withdraw = self._ledger.withdraw
+        self.retire = self._ledger.retire
         self._arrivals = arrivals
         self._observe = observe
         self._collecting = Collecting(loop, clock, self._arrived, self._lanes.longest_s, self._take)
+        self._faults = Faults(self._ledger, self._lanes, loop, clock, self._wake)
+        watch_waiting(metrics, self._lanes, bounds.levels, clock)
         self._wait: asyncio.TimerHandle | None = None
         self._compute_s = 0.0  # of the last window
-        self.accepted = 0  # requests
-        self.answered = 0  # of those, with a result
 
     @property
     def open_tokens(self) -> int:
         """Accepted and not yet answered."""
         return self._admission.open_tokens
+
+    @property
+    def accepted(self) -> int:
+        """Requests, so far."""
+        return self._ledger.accepted
+
+    @property
+    def answered(self) -> int:
+        """Of those, with a result."""
+        return self._ledger.answered
 
     async def submit(
         self,
@@ -142,7 +148,7 @@ class Batcher:
         self._admission.check(work, level, model.limits.sequence_tokens)
         lane = self._lane(model)
         if lane.health.reason is not None:
-            raise _failing(lane)
+            raise failing(lane)
         large = is_large(work.load, work.square, model.limits, lane.cost, self._bounds.chunk_s)
         request = Request(
             *(lane, tokens, len(tokens), work.load, work.ends, work.load_ends, work.squares, client, done, now),
@@ -152,37 +158,14 @@ class Batcher:
         refusal = unreachable(request, now, self._busy_s(request, now))
         if refusal is not None:
             raise refusal
-        lane.add(request, work.load, work.square)
-        self._lanes.join(lane)
-        self._deadlines.watch(request)
-        self._admission.count(level, work.load)
-        self.accepted += 1
+        self._ledger.accept(request, work)
         self._wake()
         return request
-
-    def withdraw(self, request: Request) -> None:
-        """Nobody waits for it any more: it counts no more, and `done` is not called; harmless once it was."""
-        if request.done is not None:
-            self._lose(request, "gone")
-            self._close(request)
 
     def rebound(self, bounds: Bounds) -> None:
         """From now on admit and schedule by `bounds`, which have as many priority levels as those before."""
         self._bounds = bounds
         self._admission.rebound(bounds)
-
-    async def retire(self, model: ServedModel) -> None:
-        """Wait until nothing that was accepted for `model` is open, then forget it.
-
-        A request may still arrive that had found the model before: it is answered, and the lane forgotten again.
-        """
-        self._retired.add(model)
-        lane = self._lanes.get(model)
-        if lane is not None and lane.open:
-            lane.drained = lane.drained or self._loop.create_future()
-            await asyncio.shield(lane.drained)
-        elif lane is not None:
-            self._forget(lane)
 
     def failing(self, model: ServedModel) -> str | None:
         """Why `model` does not run at present; None if it does, as far as is known."""
@@ -207,12 +190,6 @@ class Batcher:
             lane = Lane.of(model, self._bounds, self._metrics.of(model.label))
             self._lanes.add(lane)
         return lane
-
-    def _forget(self, lane: Lane) -> None:
-        if not lane.open and self._lanes.get(lane.model) is lane:
-            self._lanes.remove(lane)
-            if lane.drained is not None:
-                lane.drained.set_result(None)
 
     def _busy_s(self, request: Request, now: float) -> float:
         """How long the engine is busy with what runs, and with what waits before `request` in its own queue."""
@@ -246,12 +223,12 @@ class Batcher:
         elif lane.retries:
             retry = lane.retries.popleft()
             until = retry.until
-            running = Running(lane, [p for p in retry.pieces if not self._gone(now, p.request)], now, until)
+            running = Running(lane, [p for p in retry.pieces if not self._ledger.gone(now, p.request)], now, until)
         else:
             crowded = self._lanes.crowded(lane, now)
             chunk_s = self._bounds.chunk_s
             rules = Rules(lane.model.limits, lane.cost, now, chunk_s, chunk_s if crowded else float("inf"))
-            running = Running(lane, lane.plan(rules, partial(self._gone, now), self._bounds.max_wait_s), now)
+            running = Running(lane, lane.plan(rules, partial(self._ledger.gone, now), self._bounds.max_wait_s), now)
             lane.tokens -= running.tokens
             lane.squares -= running.squares
         if not running.pieces and not lane.health.trial_due:
@@ -259,15 +236,6 @@ class Batcher:
         self._lanes.charge(lane, running.predicted_s)
         self._running = running
         self._submit(running.window(self._on_engine_thread))
-
-    def _gone(self, now: float, request: Request) -> bool:
-        """Whether it is not to be run, because nobody waits for it or it would be late."""
-        if request.done is not None:
-            if request.client.disconnected:
-                self._settle(request, ClientGone())
-            elif (late := unreachable(request, now, 0.0)) is not None:
-                self._settle(request, late)
-        return request.done is None
 
     def _on_engine_thread(self, window: Window) -> None:
         with suppress(RuntimeError):  # a loop that was closed meanwhile has nobody left to answer
@@ -282,9 +250,9 @@ class Batcher:
         if self._observe is not None and running.pieces:
             self._observe(window, lane.model.label, [piece.request for piece in running.pieces])
         if not running.pieces:
-            self._tried(lane, error)
+            self._faults.tried(lane, error)
         elif error is not None:
-            self._failed(running, error)
+            self._faults.failed(running, error, self._compute_s)
         if self._collecting.enough():
             self._take()  # the engine first: it computes while the answers are written
         else:
@@ -298,88 +266,10 @@ class Batcher:
         began = self._clock()
         complete = give_out(running, window)
         for request, answer in complete:
-            self._settle(request, answer)
-        self.answered += len(complete)
+            self._ledger.settle(request, answer)
         now = self._clock()
         running.count(window, complete, now, now - began)
         lane.learn(running.tokens, running.squares, self._compute_s, now)
-
-    def _failed(self, running: Running, error: BaseException) -> None:
-        """Run it again in halves; who failed alone is told so."""
-        lane, pieces = running.lane, running.pieces
-        log.error("a window of %d tokens failed on %s", running.tokens, lane.model.label, exc_info=error)
-        now = self._clock()
-        until = now + patience_s(len(pieces), self._compute_s) if running.until is None else running.until
-        if len(pieces) == 1:
-            lane.health.failed_alone()
-            reason = "the model failed on this request, run alone; see the service's log"
-            self._settle(pieces[0].request, EngineFailed(reason))
-        elif now < until:
-            lane.metrics.retries.inc(2)
-            lane.retries.extendleft(reversed(halves(pieces, until)))
-        else:
-            for piece in pieces:
-                self._settle(piece.request, EngineFailed("the model keeps failing on this request's window"))
-
-    def _tried(self, lane: Lane, error: BaseException | None) -> None:
-        """The model's own input ran, or not: then nothing of the model does until it is tried again."""
-        was, label = lane.health.reason, lane.model.label
-        lane.health.tried(error)
-        lane.metrics.failing.set(error is not None)
-        if error is not None:
-            log.error("%s: not ready: %s", label, lane.health.reason, exc_info=error)
-            for request in self._deadlines.of(lane):
-                self._settle(request, _failing(lane))
-            lane.retries.clear()
-            self._loop.call_later(TRIAL_S, self._try_again, lane)
-        elif was is not None:
-            log.info("%s: ready again", label)
-
-    def _try_again(self, lane: Lane) -> None:
-        if self._lanes.get(lane.model) is lane:
-            lane.health.trial_due = True
-            self._wake()
-
-    def _settle(self, request: Request, outcome: Outcome) -> None:
-        """Tell whoever waits for it what became of it, the first time that something did."""
-        done = request.done
-        if done is None:
-            return
-        if not isinstance(outcome, Answer):
-            late, gone = isinstance(outcome, DeadlineExceeded), isinstance(outcome, ClientGone)
-            self._lose(request, "late" if late else "gone" if gone else "failed")
-        self._close(request)
-        try:
-            done(outcome)
-        except Exception:  # one caller's fault must not keep the others of its window from their answers
-            log.exception("%s: nobody took the outcome of a request", request.lane.model.label)
-
-    def _lose(self, request: Request, outcome: str) -> None:
-        request.lane.metrics.count_loss(outcome, request.rows)
-        request.lane.model.statistics.count_failed(self._clock() - request.arrived)
-
-    def _close(self, request: Request) -> None:
-        """Whatever became of it: it counts no more, and what still waits in its lane holds no body."""
-        self._deadlines.open.discard(request)
-        self._admission.count(request.level, -request.load)
-        lane = request.lane
-        if request.taken < request.rows:
-            rest = load(request, request.rows)
-            lane.lighten(request, *rest)
-            request.taken = request.rows
-        request.tokens, request.memory, request.out, request.done = _NO_TOKENS, None, None, None
-        lane.open -= 1
-        if not lane.open and self._retired and lane.model in self._retired:
-            self._loop.call_soon(self._forget, lane)  # not now: the lanes may be being walked
-
-    def _late(self, request: Request, now: float) -> None:
-        where = "in its window" if request.taken else "in the queue"
-        waited = now - request.arrived
-        self._settle(request, DeadlineExceeded(f"timeout: not answered within {waited:.6f} s ({where})"))
-
-
-def _failing(lane: Lane) -> ModelFailing:
-    return ModelFailing(f"{lane.model.label}: not ready: {lane.health.reason}")
 
 
 def _resolve(future: asyncio.Future[Answer], outcome: Outcome) -> None:

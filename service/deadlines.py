@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from service.lane import Lane
 from service.request import Request
 
 # Deadlines that pass within this time of one another are found by one look at all open requests.
@@ -30,10 +29,6 @@ class Deadlines:
         """It is open from now on; take it off `open` when it no longer is."""
         self.open.add(request)
         self._wake_at(request.deadline)
-
-    def of(self, lane: Lane) -> list[Request]:
-        """The open requests of `lane`."""
-        return [request for request in self.open if request.lane is lane]
 
     def _wake_at(self, deadline: float) -> None:
         """At the earliest deadline that was known when the timer was set."""

@@ -92,10 +92,11 @@ class Bench:
         client: Client | None = None,
         timeout_s: float | None = None,
         lens: Any = None,
+        **wish: Any,
     ) -> asyncio.Task[Answer]:
         tokens = np.random.default_rng(rows).standard_normal((rows, D), dtype=np.float32)
         seq_lens = None if lens is None else np.array(lens, np.int64)
-        task = asyncio.create_task(self.batcher.submit(model, tokens, seq_lens, client or Client(), timeout_s))
+        task = asyncio.create_task(self.batcher.submit(model, tokens, seq_lens, client or Client(), timeout_s, **wish))
         self.tasks.append(task)
         return task
 
