@@ -81,6 +81,9 @@ def pack_stack(stack: BlockStack, family: str, proofs: Mapping[str, float] | Non
     blocks = [block for block in stack.blocks if isinstance(block, TransformerBlock)]
     facts = [_describe(block) for block in blocks]
     common = {key: value for key, value in facts[0].items() if all(fact.get(key) == value for fact in facts)}
+    sparse = [describe_ffn(block.ffn) for block in blocks if isinstance(block.ffn, MixtureOfExperts)]
+    if 0 < len(sparse) < len(blocks):  # as in Switch, where every other FFN is one
+        common |= {"expert_layers": len(sparse), **{key: sparse[0][key] for key in ("experts", "experts_per_token")}}
     architecture = {"family": family, "layers": len(blocks), **common, "final_norm": stack.norm is not None}
     layers = [*stack.blocks, *([] if stack.norm is None else [stack.norm])]
     d = blocks[0].attention.qkv.in_features

@@ -10,12 +10,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from export.errors import ExportError, first_line
 
@@ -73,27 +71,6 @@ def float64_layer_by_layer(layers: Iterable[nn.Module]) -> Iterator[None]:
             hook.remove()
         for layer in layers:  # a layer that raised before its hook ran
             cast_floats(layer, torch.float32)
-
-
-class KeepFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, a cast from float64 to float32 leaves float64.
-
-    Some modules compute a norm or a softmax in float32 whatever dtype they are in. That is rounding, not what they
-    compute: a proof in float64 would see 1e-7 of it.
-    """
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run `func`; `Tensor.to`, `float` and `softmax(dtype=...)` all arrive here as `_to_copy`."""
-        kwargs = kwargs or {}
-        if (
-            func is torch.ops.aten._to_copy.default
-            and kwargs.get("dtype") is torch.float32
-            and args[0].dtype is torch.float64
-        ):
-            kwargs = {**kwargs, "dtype": torch.float64}
-        return func(*args, **kwargs)
 
 
 def cast_floats(module: nn.Module, dtype: torch.dtype) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -11,37 +11,37 @@ from torch import Tensor, nn
 
 from export.adapters.equality import SEQ_LENS, prove_equal
 from export.adapters.registry import PackOptions
+from export.adapters.transformers_parts import in_float64
 from export.blocks import FFN
 from export.experts import expert_layers
 from export.packed import Packed
-from export.precision import KeepFloat64
 
 _TOKENS_FOR_EACH: Final = 16  # of an even load; those of Switch's 128 experts are 2,048
 _LONGEST: Final = 64
 
 
 def prove_equal_to_experts(
-    original: nn.Module, packed: Packed, options: PackOptions, run: Callable[[Tensor], Tensor] | None = None
+    original: nn.Module,
+    packed: Packed,
+    options: PackOptions,
+    *,
+    forward: Callable[[Tensor], Tensor] | None = None,
+    layers: Sequence[nn.Module] | None = None,
 ) -> Packed:
-    """`prove_equal` with tokens for every expert, and with the original's own float32 casts lifted.
+    """`prove_equal` with tokens for every expert, and with the original's own float32 casts left in float64.
 
     How many experts the random tokens were routed to is added to the architecture: no number of them is sure to reach
     an expert that a router hardly ever chooses.
 
     Args:
-        original: maps (1, n, d) to (1, n, d), unless `run` says how it is called on (n, d).
-        packed: see `prove_equal`.
-        options: see `prove_equal`.
-        run: see `original`.
+        original: see `prove_equal`.
+        packed: see `prove_equal`; it need not have experts.
+        options: for the seed.
+        forward: the original on a batch of one sequence, (1, n, d) to (1, n, d); None: the original itself.
+        layers: see `prove_equal`.
     """
-
-    def one_sequence(rows: Tensor) -> Tensor:
-        with KeepFloat64():  # type: ignore[no-untyped-call]
-            out: Tensor = original(rows.unsqueeze(0)).squeeze(0) if run is None else run(rows)
-            return out
-
-    layers = list(expert_layers(packed.module).values())
-    most = max((layer.router.num_experts for layer in layers), default=0)
+    mixtures = list(expert_layers(packed.module).values())
+    most = max((mixture.router.num_experts for mixture in mixtures), default=0)
     crowd = (_LONGEST,) * -(-most * _TOKENS_FOR_EACH // _LONGEST)
     windows = [*SEQ_LENS, *([crowd] if crowd else [])]
     met: set[nn.Module] = set()
@@ -50,13 +50,20 @@ def prove_equal_to_experts(
         if len(args[0]):
             met.add(expert)
 
-    hooks = [expert.register_forward_pre_hook(meet) for layer in layers for expert in layer.experts]
+    hooks = [expert.register_forward_pre_hook(meet) for mixture in mixtures for expert in mixture.experts]
     try:
-        proved = prove_equal(original, packed, one_sequence=one_sequence, seq_lens=windows, seed=options.seed)
+        proved = prove_equal(
+            original,
+            packed,
+            one_sequence=in_float64(forward if forward is not None else original),
+            layers=layers,
+            seq_lens=windows,
+            seed=options.seed,
+        )
     finally:
         for hook in hooks:
             hook.remove()
-    if not layers:
+    if not mixtures:
         return proved
     return replace(proved, architecture={**proved.architecture, "experts_met_by_the_proof": len(met)})
 

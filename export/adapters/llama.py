@@ -1,4 +1,4 @@
-"""Llama's and Mistral's decoder layers (transformers) -> pre-norm blocks with rotary positions and shared key heads.
+"""Llama's, Mistral's and Mixtral's decoder layers (transformers) -> pre-norm rotary blocks with shared key heads.
 
 Hidden states in, hidden states out: embeddings and the head of the vocabulary stay outside, the last norm is inside
 where a whole model is given.
@@ -15,19 +15,19 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from export.adapters.equality import prove_equal
+from export.adapters.experts import prove_equal_to_experts
+from export.adapters.mixtral import mixtral_experts
 from export.adapters.registry import PackOptions, register_adapter
 from export.adapters.transformers_parts import (
     causal_mask,
     eager,
     embedding_sampler,
     gated_activation,
-    in_float64,
     last_norm,
     rms_norm,
     side_by_side,
 )
-from export.blocks import FFN, BlockStack, Rotary, SelfAttention, TransformerBlock
+from export.blocks import FFN, BlockStack, MixtureOfExperts, Rotary, SelfAttention, TransformerBlock
 from export.errors import ExportError, first_line
 from export.packed import Packed, pack_stack
 
@@ -35,6 +35,7 @@ _MODELS: Final = "transformers.models"
 _FAMILIES: Final = {
     f"{_MODELS}.llama.modeling_llama": "Llama",
     f"{_MODELS}.mistral.modeling_mistral": "Mistral",
+    f"{_MODELS}.mixtral.modeling_mixtral": "Mixtral",
 }
 _ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")  # the others change with the length of the sequence
 _TABLE: Final = 2048  # positions that every file has: the service's default for its longest sequence
@@ -137,31 +138,30 @@ def _stack(layers: list[Any], rotary: Any, norm: nn.Module | None = None) -> Blo
 
 
 def _block(layer: Any, rotary: Rotary) -> TransformerBlock:
-    mlp = layer.mlp
-    d_ff, d = mlp.up_proj.weight.shape
-    with torch.device("meta"):  # every weight is replaced below
-        ffn = FFN(d, d_ff, activation=gated_activation(layer.self_attn.config.hidden_act))
-    ffn.up = side_by_side([mlp.gate_proj, mlp.up_proj])
-    ffn.down = mlp.down_proj
     return TransformerBlock.of(
         packed_llama_attention(layer.self_attn, rotary),
-        ffn,
+        _ffn(layer.mlp, layer.self_attn.config.hidden_act),
         rms_norm(layer.input_layernorm),
         rms_norm(layer.post_attention_layernorm),
         place="pre",
     )
 
 
+def _ffn(mlp: Any, activation: str) -> FFN | MixtureOfExperts:
+    if hasattr(mlp, "experts"):
+        return mixtral_experts(mlp)
+    d_ff, d = mlp.up_proj.weight.shape
+    with torch.device("meta"):  # every weight is replaced below
+        ffn = FFN(d, d_ff, activation=gated_activation(activation))
+    ffn.up = side_by_side([mlp.gate_proj, mlp.up_proj])
+    ffn.down = mlp.down_proj
+    return ffn
+
+
 def _proved(original: Any, stack: BlockStack, forward: Any, layers: list[nn.Module], options: PackOptions) -> Packed:
+    packed = pack_stack(stack, type(original).__name__)  # described with the windows that it has
     with _short_windows(original, stack):
-        packed = prove_equal(
-            original,
-            pack_stack(stack, type(original).__name__),
-            one_sequence=in_float64(forward),
-            layers=layers,
-            seed=options.seed,
-        )
-    return pack_stack(stack, type(original).__name__, packed.proofs)
+        return prove_equal_to_experts(original, packed, options, forward=forward, layers=layers)
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""Mixtral's sparse FFN (transformers) -> a top-k mixture of SwiGLU experts whose weights sum to 1."""
+"""Mixtral's sparse FFN (transformers) -> a top-k mixture of SwiGLU experts whose weights sum to 1.
+
+Its decoder layers around it are Llama's, in `llama`.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from export.adapters.encoder_files import HIDDEN_ACT
 from export.adapters.experts import empty_ffn, prove_equal_to_experts
 from export.adapters.registry import PackOptions, register_adapter
+from export.adapters.transformers_parts import gated_activation
 from export.blocks import FFN, MixtureOfExperts, Router
-from export.errors import ExportError
 from export.packed import Packed, pack_moe
 
 _MODULE: Final = "transformers.models.mixtral.modeling_mixtral"
 _FAMILY: Final = "mixtral"
-_GATED: Final = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
 
 
 @register_adapter(f"{_MODULE}.MixtralSparseMoeBlock")
@@ -33,9 +34,7 @@ def mixtral_experts(block: Any) -> MixtureOfExperts:
     """
     config = block.experts.config
     config._experts_implementation = "eager"  # the others are the same sum, grouped for GPUs
-    activation = _GATED.get(HIDDEN_ACT.get(config.hidden_act, ""))
-    if activation is None:
-        raise ExportError(f"hidden_act is {config.hidden_act!r}: an expert's gate must be silu or gelu")
+    activation = gated_activation(config.hidden_act)
     gate: Tensor = block.gate.weight
     num_experts, d = gate.shape
     with torch.device("meta"):

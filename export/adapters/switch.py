@@ -1,4 +1,4 @@
-"""Switch Transformers' FFN layers (transformers) -> a top-1 mixture of experts, alone or with norm and residual.
+"""Switch Transformers' encoder layers and FFNs (transformers) -> top-1 mixtures of experts, in T5's blocks or alone.
 
 The original drops a token when its expert has had `expert_capacity` others of the sequence: that would make an answer
 depend on its neighbours. Here no token is dropped, and the proof compares with the original at unlimited capacity.
@@ -6,15 +6,19 @@ depend on its neighbours. Here no token is dropped, and the proof compares with 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from export.adapters.experts import empty_ffn, prove_equal_to_experts
 from export.adapters.registry import PackOptions, register_adapter
-from export.blocks import FFN, MixtureOfExperts, ResidualFFN, Router, make_norm
-from export.packed import Packed, pack_moe, pack_residual
+from export.adapters.t5 import packed_relative_bias, packed_t5_attention
+from export.adapters.transformers_parts import eager, embedding_sampler, rms_norm
+from export.blocks import FFN, BlockStack, MixtureOfExperts, RelativeBias, ResidualFFN, Router, TransformerBlock
+from export.errors import ExportError, first_line
+from export.packed import Packed, pack_moe, pack_residual, pack_stack
 
 _MODULE: Final = "transformers.models.switch_transformers.modeling_switch_transformers"
 _FAMILY: Final = "switch"
@@ -34,10 +38,59 @@ def pack_layer_ff(layer: Any, options: PackOptions) -> Packed:
     return prove_equal_to_experts(layer, pack_residual(switch_layer_ff(layer).eval(), _FAMILY), options)
 
 
+@register_adapter(f"{_MODULE}.SwitchTransformersEncoderModel")
+def pack_encoder_model(model: Any, options: PackOptions) -> Packed:
+    """The layers and the last norm of a SwitchTransformersEncoderModel; see `pack_switch_stack`."""
+    return pack_switch_stack(model.encoder, options)
+
+
+@register_adapter(f"{_MODULE}.SwitchTransformersStack")
+def pack_switch_stack(encoder: Any, options: PackOptions) -> Packed:
+    """Put the layers, dense and sparse, and the last norm of an encoder into a stack, proved to compute the same.
+
+    Raises:
+        ExportError: it is a decoder, or a part has no packed form.
+        ProofError: the original computes something else.
+    """
+    if encoder.is_decoder:
+        raise ExportError("this SwitchTransformersStack is a decoder, which attends to a memory as well")
+    eager(encoder)
+    blocks: list[TransformerBlock] = []
+    bias: RelativeBias | None = None
+    for index, layer in enumerate(encoder.block):
+        attention, last = layer.layer[0], layer.layer[-1]
+        try:
+            bias = packed_relative_bias(attention.SelfAttention) if bias is None else bias
+            packed_attention = packed_t5_attention(attention.SelfAttention, bias)
+            ffn = switch_layer_ff(last)
+        except (AttributeError, TypeError, ValueError) as cause:  # a part was replaced by something else
+            raise ExportError(
+                f"layer {index} ({type(layer).__name__}) has no packed form: {first_line(cause)}"
+            ) from cause
+        norm = rms_norm(attention.layer_norm)
+        blocks.append(TransformerBlock.of(packed_attention, ffn.ffn, norm, ffn.norm, place="pre"))
+    if not blocks:
+        raise ExportError("the encoder has no layers")
+    stack = BlockStack(blocks, rms_norm(encoder.final_layer_norm)).eval()
+
+    def forward(rows: Tensor) -> Tensor:
+        hidden: Tensor = encoder(inputs_embeds=rows).last_hidden_state
+        return hidden
+
+    packed = prove_equal_to_experts(
+        encoder,
+        pack_stack(stack, type(encoder).__name__),
+        options,
+        forward=forward,
+        layers=[*encoder.block, encoder.final_layer_norm],
+    )
+    return replace(packed, sample=embedding_sampler(encoder.embed_tokens.weight))
+
+
 def switch_layer_ff(layer: Any) -> ResidualFFN:
     """A pre-norm FFN with a residual that shares the weights of a SwitchTransformersLayerFF."""
     ffn = switch_experts(layer.mlp) if layer.is_sparse else switch_ffn(layer.mlp)
-    return ResidualFFN(switch_norm(layer.layer_norm), ffn)
+    return ResidualFFN(rms_norm(layer.layer_norm), ffn)
 
 
 def switch_experts(mlp: Any) -> MixtureOfExperts:
@@ -56,10 +109,3 @@ def switch_ffn(dense: Any) -> FFN:
     ffn = empty_ffn(dense.wi.in_features, dense.wi.out_features, dense.act)
     ffn.up, ffn.down = dense.wi, dense.wo
     return ffn
-
-
-def switch_norm(norm: Any) -> nn.Module:
-    """An RMSNorm that shares the weight of a SwitchTransformersLayerNorm."""
-    made = make_norm("rmsnorm", len(norm.weight), norm.variance_epsilon)
-    made.weight = norm.weight
-    return made

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 from transformers import MixtralConfig, SwitchTransformersConfig
-from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
-from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersLayerFF
+from transformers.models.mixtral.modeling_mixtral import MixtralModel, MixtralSparseMoeBlock
+from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersEncoderModel
 
-from export.blocks import FFN, BlockStack, MixtureOfExperts, Router, SelfAttention, TransformerBlock
 from export.pipeline import Options, export_module
 from export.verification import verify_bundle
 from service.manifest import read_manifest
@@ -23,31 +22,40 @@ from tests.e2e.server import Server, serving
 D = 32
 
 
-def mixtral() -> nn.Module:
-    config = MixtralConfig(hidden_size=D, intermediate_size=48, num_local_experts=3, num_attention_heads=2)
-    made: nn.Module = MixtralSparseMoeBlock(config)
-    return made
+def mixtral(kind: type[nn.Module] = MixtralModel) -> nn.Module:
+    """Attention before each of two mixtures: in int8 its noise reaches the routers."""
+    config = MixtralConfig(
+        vocab_size=100,
+        hidden_size=D,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=3,
+        max_position_embeddings=64,
+    )
+    return kind(config)
 
 
 def switch() -> nn.Module:
-    config = SwitchTransformersConfig(d_model=D, d_ff=48, num_experts=3, expert_capacity=1)
-    made: nn.Module = SwitchTransformersLayerFF(config, is_sparse=True)
+    """A dense layer and a sparse one, as in Switch's encoders."""
+    config = SwitchTransformersConfig(
+        vocab_size=100,
+        d_model=D,
+        d_ff=48,
+        d_kv=8,
+        num_heads=4,
+        num_layers=2,
+        num_sparse_encoder_layers=1,
+        num_experts=3,
+        expert_capacity=1,
+    )
+    made: nn.Module = SwitchTransformersEncoderModel(config)
     return made
 
 
-def blocks() -> nn.Module:
-    """Attention before each of two mixtures: in int8 its noise reaches the routers."""
-
-    def block() -> TransformerBlock:
-        experts = [FFN(D, 48, activation="swiglu") for _ in range(3)]
-        moe = MixtureOfExperts(Router(D, 3, 2, normalise=True), experts)
-        norms = nn.RMSNorm(D, eps=1e-6), nn.RMSNorm(D, eps=1e-6)
-        return TransformerBlock.of(SelfAttention(D, 4, causal=True), moe, *norms, place="pre")
-
-    return BlockStack([block(), block()])
-
-
-MODULES = {"mixtral": mixtral, "switch": switch, "blocks": blocks}
+MODULES = {"mixtral-ffn": lambda: mixtral(MixtralSparseMoeBlock), "mixtral": mixtral, "switch": switch}
+LAYERS_OF_EXPERTS = {"mixtral-ffn": 1, "mixtral": 2, "switch": 1}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +79,7 @@ def server(models: Path) -> Iterator[Server]:
 @pytest.mark.parametrize("name", list(MODULES))
 def test_a_bundle_of_experts_is_exact_and_says_how_they_are_loaded(models: Path, name: str) -> None:
     manifest = read_manifest(models / name / "1")
-    layers = 2 if name == "blocks" else 1
+    layers = LAYERS_OF_EXPERTS[name]
     assert [v.certificate.kind for v in manifest.variants] == ["exact", "exact"]
     assert [len(load.shares) for load in manifest.expert_load] == [3] * layers
     assert all(sum(load.shares) == pytest.approx(1) for load in manifest.expert_load)
@@ -81,7 +89,7 @@ def test_a_bundle_of_experts_is_exact_and_says_how_they_are_loaded(models: Path,
     assert int8.float_matmuls == layers, "the routers"
     assert int8.quantized_matmuls + layers == fp32.float_matmuls
     assert [router.flipped_with_margin for v in manifest.variants for router in v.routing] == [0] * 2 * layers
-    if name == "blocks":
+    if manifest.kind == "sequence":
         assert all(noisy.noise > 100 * clean.noise for noisy, clean in zip(int8.routing, fp32.routing, strict=True))
     assert "share of the choices, expert by expert" in (models / name / "1" / "report.md").read_text()
 

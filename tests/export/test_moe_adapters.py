@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 from transformers import MixtralConfig, SwitchTransformersConfig
-from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.mixtral.modeling_mixtral import MixtralDecoderLayer, MixtralModel, MixtralSparseMoeBlock
 from transformers.models.switch_transformers.modeling_switch_transformers import (
+    SwitchTransformersEncoderModel,
     SwitchTransformersLayerFF,
     SwitchTransformersSparseMLP,
 )
@@ -73,12 +74,53 @@ def test_switchs_ffn_layer_with_norm_and_residual_equals_its_packed_form(is_spar
     assert packed.architecture["norm"] == "RMSNorm"
 
 
+@pytest.mark.parametrize("kind", [MixtralModel, MixtralDecoderLayer])
+@pytest.mark.parametrize("window", [None, 7])
+def test_mixtrals_layers_equal_their_packed_form(kind: type[nn.Module], window: int | None) -> None:
+    config = MixtralConfig(
+        vocab_size=50,
+        hidden_size=D,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=5,
+        sliding_window=window,
+    )
+    layer = {"layer_idx": 0} if kind is MixtralDecoderLayer else {}
+    packed = pack(random_weights(kind(config, **layer)))
+    assert packed.proofs[EQUALS] < 1e-13
+    assert packed.kind == "sequence"
+    assert packed.architecture["experts"] == 5
+    assert packed.architecture.get("sliding_window") == window
+    assert packed.architecture["experts_met_by_the_proof"] == 5 * len(packed.layers[:2] if not layer else [0])
+
+
+def test_switchs_encoder_of_dense_and_sparse_layers_equals_its_packed_form() -> None:
+    config = SwitchTransformersConfig(
+        vocab_size=50,
+        d_model=D,
+        d_ff=40,
+        d_kv=8,
+        num_heads=3,
+        num_layers=4,
+        num_sparse_encoder_layers=2,
+        num_experts=5,
+        expert_capacity=1,
+    )
+    packed = pack(random_weights(SwitchTransformersEncoderModel(config)))
+    assert packed.proofs[EQUALS] < 1e-13
+    assert (packed.architecture["layers"], packed.architecture["expert_layers"]) == (4, 2)
+    assert packed.architecture["experts_met_by_the_proof"] == 10
+    assert packed.sample is not None
+
+
 def test_the_proof_has_tokens_for_each_of_many_experts() -> None:
     assert pack(switch(num_experts=20)).architecture["experts_met_by_the_proof"] == 20
 
 
 def test_an_activation_without_a_gated_form_is_refused() -> None:
-    with pytest.raises(ExportError, match="hidden_act is 'tanh': an expert's gate must be silu or gelu"):
+    with pytest.raises(ExportError, match="a gate with the activation 'tanh' has no packed form"):
         pack(mixtral(hidden_act="tanh"))
 
 
