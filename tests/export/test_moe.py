@@ -30,6 +30,9 @@ from tests.export.hand_built import opened, run
 
 D = 16
 
+# The exporter takes a second of CPU for each expert: minutes, where many tests share the cores.
+pytestmark = pytest.mark.timeout(400)
+
 
 def mixture(
     experts: int = 4, top_k: int = 2, *, normalise: bool = True, activation: str = "swiglu", bias: bool = False
