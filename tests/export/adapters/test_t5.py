@@ -9,8 +9,9 @@ from torch import nn
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Block, T5Stack
 
-from export import ExportError, ProofError, pack
+from export import ExportError, PackOptions, ProofError, pack
 from export.adapters.equality import BAR, EQUALS
+from export.adapters.t5 import pack_t5_block, pack_t5_stack
 from tests.export.adapters.families import D, t5, with_weights
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -39,14 +40,14 @@ def test_a_layer_without_its_own_position_bias_is_refused() -> None:
         pack(t5().encoder.block[1])
 
 
-@pytest.mark.parametrize("cls", [T5Stack, T5Block])
-def test_decoders_are_not_encoders(cls: Any) -> None:
+@pytest.mark.parametrize(("cls", "adapter"), [(T5Stack, pack_t5_stack), (T5Block, pack_t5_block)])
+def test_decoders_are_not_encoders(cls: Any, adapter: Any) -> None:
     config = T5Config(d_model=D, d_kv=6, d_ff=40, num_layers=1, num_heads=4, vocab_size=50, is_decoder=True)
     decoder = with_weights(
         cls(config) if cls is T5Stack else cls(config, has_relative_attention_bias=True, layer_idx=0)
     )
     with pytest.raises(ExportError, match=f"this {cls.__name__} is a decoder"):
-        pack(decoder)
+        adapter(decoder, PackOptions())
 
 
 def test_an_encoder_whose_first_layer_was_cut_off_is_refused() -> None:
