@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from service.errors import TokenslabError
 from service.logs import configure_logs
+from service.replicas import Place, supervise
 from service.settings import Settings
 
 
@@ -29,6 +30,7 @@ def serve(
     versions: Annotated[str | None, typer.Option(help="latest, all, or 2,5 (default: latest)")] = None,
     poll_s: Annotated[float | None, typer.Option(help="Seconds between looks for new versions; 0: never")] = None,
     threads: Annotated[int | None, typer.Option(help="ONNX Runtime threads (default: the CPU quota)")] = None,
+    replicas: Annotated[int | None, typer.Option(help="Processes behind the port (default: 1)")] = None,
     windows: Annotated[bool | None, typer.Option(help="Pack requests together, or one a run (default: pack)")] = None,
     max_window_tokens: Annotated[int | None, typer.Option(help="Token budget of a window")] = None,
     max_wait_ms: Annotated[float | None, typer.Option(help="How long a free engine waits for more")] = None,
@@ -53,6 +55,7 @@ def serve(
     ssl_keyfile: Annotated[Path | None, typer.Option(help="Its key, PEM")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
+    replica: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve every bundle of a model repository over HTTP.
 
@@ -60,6 +63,7 @@ def serve(
     SIGTERM the service drains and exits 0; a second signal stops it at once.
     """
     given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
+    given.pop("replica", None)
     try:
         settings = Settings(**given)
     except ValidationError as error:
@@ -70,10 +74,22 @@ def serve(
         typer.echo(f"tokenslab serve: {where}{first['msg'].removeprefix('Value error, ')}{found}", err=True)
         raise typer.Exit(2) from None
     configure_logs(settings.log_level, settings.log_format)
-    _run(settings)
+    if replica is not None:
+        if "threads" not in settings.model_fields_set:
+            settings = settings.model_copy(update={"threads": max(1, settings.threads // settings.replicas)})
+        _run(settings, Place.parse(replica))
+    elif settings.replicas > 1:
+        try:
+            code = supervise(settings)
+        except TokenslabError as error:
+            typer.echo(f"tokenslab serve: {error}", err=True)
+            raise typer.Exit(1) from None
+        raise typer.Exit(code)
+    else:
+        _run(settings, None)
 
 
-def _run(settings: Settings) -> None:
+def _run(settings: Settings, place: Place | None) -> None:
     # Nothing is lost while models load. An import may swallow a KeyboardInterrupt, and as a container's PID 1 a process
     # ignores SIGTERM unless it has a handler. The server brings its own later.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -93,11 +109,11 @@ def _run(settings: Settings) -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
     try:
-        server = Server(app, settings)
+        server = Server(app, settings, None if place is None else place.lifeline)
     except TokenslabError as error:
         typer.echo(f"tokenslab serve: {error}", err=True)
         raise typer.Exit(1) from None
-    server.run()
+    server.run(None if place is None else place.sockets())
     if server.stopped_by is not None:
         raise typer.Exit(128 + server.stopped_by)
     if not server.started:

@@ -200,3 +200,7 @@ class TlsError(TokenslabError):
 
 class TracingError(TokenslabError):
     """Tracing that was asked for and cannot be."""
+
+
+class ListenError(TokenslabError):
+    """A port that cannot be had."""

@@ -37,13 +37,15 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Server(uvicorn.Server):
     """On a signal: ready says 503 at once, requests are served for `drain_delay_s` more, then what was accepted is."""
 
-    def __init__(self, app: App, settings: Settings) -> None:
+    def __init__(self, app: App, settings: Settings, lifeline: int | None = None) -> None:
+        """`lifeline` is a pipe whose end is as good as SIGTERM: whoever started this process has gone."""
         allow_descriptors(settings.max_connections + SPARE_DESCRIPTORS)
         super().__init__(server_config(app, settings))
         app.metrics.connections.set_function(lambda: len(self.server_state.connections))
         self._lifecycle: Lifecycle = app.lifecycle
         self._drain_delay_s = settings.drain_delay_s
         self._reload_keys = app.gate.reload
+        self._lifeline = lifeline
         self.stopped_by: signal.Signals | None = None  # set by a second signal
 
     @contextmanager
@@ -53,9 +55,13 @@ class Server(uvicorn.Server):
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        if self._lifeline is not None:
+            loop.add_reader(self._lifeline, self._orphaned)
         try:
             yield
         finally:
+            if self._lifeline is not None:
+                loop.remove_reader(self._lifeline)
             for number in (*SIGNALS, signal.SIGHUP):
                 loop.remove_signal_handler(number)
 
@@ -74,6 +80,12 @@ class Server(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 if isinstance(connection, HttpProtocol):
                     connection.stop()
+
+    def _orphaned(self) -> None:
+        if self._lifeline is not None:
+            asyncio.get_running_loop().remove_reader(self._lifeline)
+        if not self._lifecycle.draining:
+            self._on_signal(signal.SIGTERM)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._lifecycle.draining:

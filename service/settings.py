@@ -71,6 +71,12 @@ class Settings(BaseSettings):
         le=1024,
         description="Intra-op threads of ONNX Runtime (default: the CPU quota); more than the quota makes them queue",
     )
+    replicas: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Processes behind the port, each with all models: their memory and their windows times as many",
+    )
     windows: bool = Field(True, description="False: one request a run, no packing")
     max_window_tokens: int = Field(
         2048,
