@@ -53,6 +53,10 @@ format: .venv/.ready ## Format and apply ruff's fixes
 bench: .venv/.ready ## The service against the same graph in-process: ratios, and the bars they must reach
 	$(BIN)/tokenslab bench run --check --out build/bench.json
 
+.PHONY: bench-peers
+bench-peers: .venv/.ready ## The service against mosec and the other peers under build/peers, with the goals
+	$(BIN)/tokenslab bench peers --install mosec --check --out build/bench-peers.json
+
 .PHONY: docker-test
 docker-test: .venv/.ready ## Build the image and run it for real: confined, right, and losing nothing when stopped
 	$(BIN)/python -m deploy.docker_test

@@ -74,8 +74,9 @@ def random_tokens(rows: int, d: int, seed: int) -> Float32:
 
 
 def write_bodies(bodies: list[Body], folder: Path) -> None:
-    """Each body as `<i>.headers` (a `Name: value` per line) and `<i>.body`, for load.lua."""
+    """Each body as `<i>.headers` (a `Name: value` per line), `<i>.body` and `<i>.tokens`, for load.lua."""
     folder.mkdir(parents=True)
     for i, body in enumerate(bodies):
         (folder / f"{i}.headers").write_text("".join(f"{name}: {value}\n" for name, value in body.headers.items()))
         (folder / f"{i}.body").write_bytes(body.content)
+        (folder / f"{i}.tokens").write_text(str(body.tokens))

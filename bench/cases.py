@@ -23,20 +23,29 @@ class Case:
     connections: int
     windows: bool = True  # False: the server runs one request at a time
     bar: float | None = None
+    lengths: tuple[int, ...] = ()  # mixed: each request has one of these, at random; `tokens` is the longest
+
+    @property
+    def mixed(self) -> tuple[int, ...]:
+        """The lengths of the requests, each as likely as the others."""
+        return self.lengths or (self.tokens,)
 
     @property
     def window_rows(self) -> int:
-        return self.tokens * self.connections
+        return sum(self.mixed) * self.connections // len(self.mixed)
 
     @property
     def label(self) -> str:
-        return f"{self.tokens} x {self.connections}" + ("" if self.windows else ", windows off")
+        tokens = f"{min(self.mixed)}..{max(self.mixed)}" if self.lengths else str(self.tokens)
+        return f"{tokens} x {self.connections}" + ("" if self.windows else ", windows off")
 
 
+MIXED: Final = Case("mixed", 128, 32, lengths=(1, 2, 4, 8, 16, 32, 64, 128))
 CASES: Final = (
     Case("1x64", 1, 64),
     Case("16x32", 16, 32, bar=0.75),
     Case("16x32-off", 16, 32, windows=False),
+    MIXED,
     Case("128x8", 128, 8),
 )
 SKEWED: Final = "skewed"

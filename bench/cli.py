@@ -18,6 +18,7 @@ from bench.client import AnswerError
 from bench.load import LoadError, choose_generator
 from bench.machine import describe_machine
 from bench.matrix import Plan, Results, run_matrix
+from bench.peers_cli import peers
 from bench.process import ServerError
 from bench.report import as_json, figures, table
 from bench.wire_cli import wire
@@ -34,6 +35,7 @@ def register(app: typer.Typer) -> None:
     bench.callback()(_group)
     bench.command(epilog="Example: tokenslab bench run --cases 16x32,skewed --rounds 3 --out results.json")(run)
     bench.command()(wire)
+    bench.command()(peers)
     app.add_typer(bench, name="bench")
 
 

@@ -40,16 +40,19 @@ def closed_loop(
     async def run() -> Load:
         latencies: list[float] = []
         errors: Counter[str] = Counter()
+        tokens: list[int] = []
         async with _connect(connections, timeout_s) as http:
             began = time.perf_counter()
             until = began + seconds
             choices = [random.Random(f"{seed}/{i}") for i in range(connections)]
-            await asyncio.gather(*(_keep_busy(http, url, bodies, rng, until, latencies, errors) for rng in choices))
+            await asyncio.gather(
+                *(_keep_busy(http, url, bodies, rng, until, latencies, errors, tokens) for rng in choices)
+            )
             elapsed = time.perf_counter() - began
         if not latencies:
             return Load(0, elapsed, 0.0, 0.0, dict(errors))
         p50, p99 = (percentile(latencies, q) * 1e3 for q in (0.5, 0.99))
-        return Load(len(latencies), elapsed, p50, p99, dict(errors))
+        return Load(len(latencies), elapsed, p50, p99, dict(errors), sum(tokens))
 
     return asyncio.run(run())
 
@@ -106,9 +109,13 @@ async def _keep_busy(
     until: float,
     latencies: list[float],
     errors: Counter[str],
+    tokens: list[int],
 ) -> None:
     while time.perf_counter() < until:
-        await _timed(http, url, rng.choice(bodies), latencies, errors)
+        body, own = rng.choice(bodies), list[float]()
+        await _timed(http, url, body, own, errors)
+        latencies += own
+        tokens += [body.tokens] * len(own)
 
 
 async def _timed(

@@ -90,7 +90,9 @@ def parse_wrk(output: str) -> Load:
     errors = {kind: result[kind] for kind in ("connect", "read", "write", "status", "timeout") if result[kind]}
     # wrk counts an answer with an error status among the requests, and a request that timed out only if it ends.
     answered = result["requests"] - result["status"]
-    return Load(answered, result["us"] / 1e6, result["p50_us"] / 1e3, result["p99_us"] / 1e3, errors)
+    # What was sent, less what was in flight at the end, is what was answered; of each of both there are as many tokens.
+    tokens = answered * result["tokens_each"]
+    return Load(answered, result["us"] / 1e6, result["p50_us"] / 1e3, result["p99_us"] / 1e3, errors, tokens)
 
 
 def choose_generator(wanted: str = "auto") -> Generator:

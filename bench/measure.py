@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from bench.bodies import Body, infer_body, random_tokens
+from bench.bodies import Body, Float32, infer_body, random_tokens
 from bench.cases import Case
 from bench.client import AnswerError, post_all
 from bench.limit import InProcess
@@ -82,7 +82,7 @@ class Bench:
         load = self.generator.run(url, bodies, case.connections, self.seconds, seed=no)
         usage, counted = meter.read(), server.counts()
         after, usage_after = self._limit(server, limit, case)
-        tokens_per_s = load.requests_per_s * case.tokens
+        tokens_per_s = load.tokens_per_s
         windows = counted["tokenslab_windows_total"] - counts["tokenslab_windows_total"]
         tokens = counted["tokenslab_tokens_total"] - counts["tokenslab_tokens_total"]
         phases = (usage_before, usage, usage_after)
@@ -113,8 +113,14 @@ class Bench:
 
 
 def bodies_of(case: Case, d: int, seed: int) -> list[Body]:
-    """The requests of `case`: `BODIES` different ones."""
-    return [infer_body(random_tokens(case.tokens, d, seed * BODIES + i)) for i in range(BODIES)]
+    """The requests of `case`: `BODIES` different ones of each length."""
+    return [infer_body(x) for x in tokens_of(case, d, seed)]
+
+
+def tokens_of(case: Case, d: int, seed: int) -> list[Float32]:
+    """The tokens of the requests of `case`, each (length, d)."""
+    lengths = [rows for rows in case.mixed for _ in range(BODIES)]
+    return [random_tokens(rows, d, seed * len(lengths) + i) for i, rows in enumerate(lengths)]
 
 
 def check_answers(server: Server, model: str, limit: InProcess, seed: int = 0) -> int:

@@ -17,6 +17,11 @@ class Load:
     p50_ms: float
     p99_ms: float
     errors: dict[str, int] = field(default_factory=dict)
+    tokens: float = 0.0  # of the requests that were answered
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
 
     @property
     def requests_per_s(self) -> float:

@@ -17,7 +17,7 @@ Running 2s test @ http://127.0.0.1:41321/v2/models/ffn/infer
   Non-2xx or 3xx responses: 12
 Requests/sec:   3298.15
 Transfer/sec:     10.57MB
-RESULT {"requests":6600,"us":2001121,"p50_us":1151,"p99_us":3720,\
+RESULT {"requests":6600,"us":2001121,"p50_us":1151,"p99_us":3720,"tokens_each":31.875,\
 "connect":0,"read":1,"write":0,"status":12,"timeout":0}
 """
 
