@@ -151,13 +151,28 @@ class Batcher:
             raise failing(lane)
         large = is_large(work.load, work.square, model.limits, lane.cost, self._bounds.chunk_s)
         request = Request(
-            *(lane, tokens, len(tokens), work.load, work.ends, work.load_ends, work.squares, client, done, now),
+            *(
+                lane,
+                tokens,
+                len(tokens),
+                work.load,
+                work.square,
+                work.ends,
+                work.load_ends,
+                work.squares,
+                client,
+                done,
+                now,
+            ),
             *(self._admission.deadline(now, timeout_s), level, client_id, isolate, large),
             memory=memory,
         )
-        refusal = unreachable(request, now, self._busy_s(request, now))
-        if refusal is not None:
-            raise refusal
+        if request.deadline < now + self._running_s(now) + lane.cost.seconds(
+            lane.tokens + work.load, lane.squares + work.square
+        ):  # else it is reached whatever goes before it: the usual case, for which no more is computed
+            refusal = unreachable(request, now, self._running_s(now) + lane.cost.marginal(*lane.waiting.ahead(request)))
+            if refusal is not None:
+                raise refusal
         self._ledger.accept(request, work)
         self._wake()
         return request
@@ -191,11 +206,9 @@ class Batcher:
             self._lanes.add(lane)
         return lane
 
-    def _busy_s(self, request: Request, now: float) -> float:
-        """How long the engine is busy with what runs, and with what waits before `request` in its own queue."""
-        lane = request.lane
-        running = 0.0 if self._running is None else max(0.0, self._running.predicted_s - (now - self._running.since))
-        return running + lane.cost.marginal(*lane.waiting.ahead(request))
+    def _running_s(self, now: float) -> float:
+        """How long the engine is busy with what runs."""
+        return 0.0 if self._running is None else max(0.0, self._running.predicted_s - (now - self._running.since))
 
     def _wake(self) -> None:
         if self._running is None:
@@ -223,12 +236,17 @@ class Batcher:
         elif lane.retries:
             retry = lane.retries.popleft()
             until = retry.until
-            running = Running(lane, [p for p in retry.pieces if not self._ledger.gone(now, p.request)], now, until)
+            running = Running(
+                lane, [p for p in retry.pieces if not self._ledger.gone(now, float("inf"), p.request)], now, until
+            )
         else:
             crowded = self._lanes.crowded(lane, now)
             chunk_s = self._bounds.chunk_s
             rules = Rules(lane.model.limits, lane.cost, now, chunk_s, chunk_s if crowded else float("inf"))
-            running = Running(lane, lane.plan(rules, partial(self._ledger.gone, now), self._bounds.max_wait_s), now)
+            sure = now + lane.predicted_s  # who has so much time is in time, whatever the window holds
+            running = Running(
+                lane, lane.plan(rules, partial(self._ledger.gone, now, sure), self._bounds.max_wait_s), now
+            )
             lane.tokens -= running.tokens
             lane.squares -= running.squares
         if not running.pieces and not lane.health.trial_due:

@@ -71,12 +71,12 @@ class Ledger:
         except Exception:  # one caller's fault must not keep the others of its window from their answers
             log.exception("%s: nobody took the outcome of a request", request.lane.model.label)
 
-    def gone(self, now: float, request: Request) -> bool:
-        """Whether it is not to be run, because nobody waits for it or it would be late."""
+    def gone(self, now: float, sure: float, request: Request) -> bool:
+        """Whether it is not to be run, because nobody waits for it or it would be late; not late from `sure` on."""
         if request.done is not None:
             if request.client.disconnected:
                 self.settle(request, ClientGone())
-            elif (late := unreachable(request, now, 0.0)) is not None:
+            elif request.deadline < sure and (late := unreachable(request, now, 0.0)) is not None:
                 self.settle(request, late)
         return request.done is None
 

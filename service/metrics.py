@@ -135,14 +135,15 @@ class ModelMetrics:
         self.retries = metrics.retries.labels(model)
         self.failing = metrics.failing.labels(model)
 
-    def count_answers(self, tokens: Sequence[int], queue_s: Sequence[float]) -> None:
-        """Requests that one window answered: the tokens of each, and how long each queued."""
+    def count_answers(self, tokens: Sequence[int], queue_s: Sequence[float]) -> int:
+        """Requests that one window answered: the tokens of each, and how long each queued; returns all tokens."""
         total = sum(tokens)
         self._requests.inc(len(tokens))
         self._tokens.inc(total)
         self._answered.inc(total)
         for seconds in queue_s:
             self._queue.observe(seconds)
+        return total
 
     def count_loss(self, outcome: str, tokens: int) -> None:
         """A request that was accepted, and got no result: late, failed or gone."""

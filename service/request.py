@@ -120,6 +120,7 @@ class Request:
     tokens: Float32  # (rows, d_in)
     rows: int
     load: int  # of the queue and of windows: tokens and memory rows
+    square: int  # of attention, all sequences together
     ends: Int64 | None
     load_ends: Int64 | None
     squares: Int64 | None  # of attention: for each sequence, its length by itself and by its memory's, summed up

@@ -30,17 +30,22 @@ class Running:
         self.since = since  # when it was given to the engine
         self.until = until  # of a window that failed before: when its parts are no longer run again
         self.tokens = self.squares = 0  # of work
-        for piece in pieces:
-            tokens, squares = load_between(*piece)
+        for request, start, stop in pieces:
+            whole = stop - start == request.rows
+            tokens, squares = (request.load, request.square) if whole else load_between(request, start, stop)
             self.tokens += tokens
             self.squares += squares
         self.predicted_s = lane.cost.seconds(self.tokens, self.squares) if pieces else 0.0
 
     def window(self, done: Callable[[Window], None]) -> Window:
         """What the engine gets."""
-        ragged = [piece_seq_lens(p.request.ends, p.start, p.stop) for p in self.pieces if p.request.ends is not None]
-        lens = np.concatenate(ragged) if ragged else None
-        parts = [p.request.tokens[p.start : p.stop] for p in self.pieces]
+        lens = None
+        if self.squares:  # there are sequences
+            ragged = [
+                piece_seq_lens(p.request.ends, p.start, p.stop) for p in self.pieces if p.request.ends is not None
+            ]
+            lens = np.concatenate(ragged)
+        parts = [r.tokens if stop - start == r.rows else r.tokens[start:stop] for r, start, stop in self.pieces]
         window = Window(self.lane.model, parts, lens, sum(map(len, parts)), done)
         if self.pieces and self.lane.model.memory_slab is not None:
             window.memory = _memory_of(self.pieces)
@@ -66,9 +71,19 @@ class Running:
         lane.model.statistics.count_window(rows, input_s, infer_s, output_s)
         if complete:
             requests = [request for request, _ in complete]
-            lane.metrics.count_answers([r.rows for r in requests], [r.queue_s for r in requests])
-            served = [Served(r.rows, r.queue_s, r.input_s, r.compute_s - r.input_s, now - r.arrived) for r in requests]
-            lane.model.statistics.count_served(served, output_s)
+            queued = [r.queue_s for r in requests]
+            tokens = lane.metrics.count_answers([r.rows for r in requests], queued)
+            lane.model.statistics.count_served(
+                Served(
+                    len(requests),
+                    tokens,
+                    sum(queued),
+                    sum([r.input_s for r in requests]),
+                    sum([r.compute_s - r.input_s for r in requests]),
+                    sum([now - r.arrived for r in requests]),
+                ),
+                output_s,
+            )
         log.debug(
             "%s: a window of %d requests, %d tokens, %.2f ms",
             *(lane.model.label, len(self.pieces), rows, (input_s + infer_s) * 1e3),

@@ -5,7 +5,6 @@ As in Triton, the stages count requests: each has the whole time of the windows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import time_ns
 from typing import NamedTuple
@@ -34,8 +33,9 @@ class BatchStatistics:
 
 
 class Served(NamedTuple):
-    """One request that was answered with a result: its tokens, and seconds in each stage and in all."""
+    """Requests that were answered with a result: how many, their tokens, and their seconds in each stage and in all."""
 
+    requests: int
     tokens: int
     queue_s: float
     input_s: float
@@ -72,18 +72,18 @@ class ModelStatistics:
         batch.compute_infer.add(1, infer_s)
         batch.compute_output.add(1, output_s)
 
-    def count_served(self, served: Sequence[Served], output_s: float) -> None:
+    def count_served(self, served: Served, output_s: float) -> None:
         """Requests that one window completed; giving them their rows took `output_s`."""
-        count = len(served)
+        count = served.requests
         if not count:
             return
         self.last_inference_ms = time_ns() // 1_000_000
-        self.tokens += sum(s.tokens for s in served)
-        self.queue.add(count, sum(s.queue_s for s in served))
-        self.compute_input.add(count, sum(s.input_s for s in served))
-        self.compute_infer.add(count, sum(s.infer_s for s in served))
+        self.tokens += served.tokens
+        self.queue.add(count, served.queue_s)
+        self.compute_input.add(count, served.input_s)
+        self.compute_infer.add(count, served.infer_s)
         self.compute_output.add(count, count * output_s)
-        self.success.add(count, sum(s.total_s for s in served))
+        self.success.add(count, served.total_s)
 
     def count_failed(self, total_s: float) -> None:
         """A request that was accepted, and got an error or left."""

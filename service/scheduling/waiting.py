@@ -17,6 +17,14 @@ from service.scheduling.turns import Turns
 class Pending(Protocol):
     """What scheduling needs to know of a waiting request."""
 
+    @property
+    def load(self) -> int:
+        """Tokens of the whole request that count against the budget."""
+
+    @property
+    def square(self) -> int:
+        """Sum of the squared lengths of all its sequences."""
+
     rows: int  # tokens of the whole request, at least 1
     taken: int  # tokens already given to windows
     ends: Int64 | None  # where each sequence ends, in rows; None: rows are independent and may be cut anywhere
@@ -59,11 +67,14 @@ class Level(Generic[R]):
         client = self._clients.get(request.client_id)
         if client is None:
             client = self._clients[request.client_id] = _Client()
-        client.queues[request.large].append(request)
-        had = client.loads[request.large]
-        client.loads[request.large] = had[0] + tokens, had[1] + squares
-        client.turns.join(request.large)
-        self._turns.join(request.client_id)
+        large = request.large
+        queue = client.queues[large]
+        if not queue:
+            client.turns.join(large)
+            self._turns.join(request.client_id)
+        queue.append(request)
+        had = client.loads[large]
+        client.loads[large] = had[0] + tokens, had[1] + squares
         self.size += 1
 
     def head(self, gone: Callable[[R], bool]) -> R | None:
@@ -95,6 +106,26 @@ class Level(Generic[R]):
         self._turns.charge(request.client_id, cost)
         if request.taken >= request.rows:
             self._leave(request)
+
+    def only_small(self) -> tuple[str, deque[R]] | None:
+        """The client and its queue of small requests, if that is all there is: it is its turn until it is empty."""
+        if len(self._clients) != 1:
+            return None
+        ((name, client),) = self._clients.items()
+        return None if client.queues[True] or not client.queues[False] else (name, client.queues[False])
+
+    def serve_small(self, name: str, requests: int, tokens: int, squares: int, cost: float) -> None:
+        """So many were taken off the front of what `only_small` gave, those that are gone included."""
+        client = self._clients[name]
+        self.size -= requests
+        had = client.loads[False]
+        client.loads[False] = had[0] - tokens, had[1] - squares
+        client.turns.charge(False, cost)
+        self._turns.charge(name, cost)
+        if not client.queues[False]:
+            client.turns.leave(False)
+            if not client.turns:
+                self._depart(name)
 
     def keep(self, waits: Callable[[R], bool]) -> None:
         """Drop those for whom nobody waits, wherever they stand."""

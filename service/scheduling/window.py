@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
@@ -69,6 +70,8 @@ class _Plan(Generic[R]):
 
     def take(self, level: Level[R], gone: Callable[[R], bool], most: int = -1) -> None:
         """Requests of one level, in their order, until one does not fit."""
+        if most < 0 and not self._closed and (small := level.only_small()) is not None:
+            self._take_small(level, *small, gone)
         while not self._closed and most != 0:
             request = level.head(gone)
             if request is None:
@@ -83,6 +86,43 @@ class _Plan(Generic[R]):
                 return
             self._add(level, request, count)
             most -= 1
+
+    def _take_small(self, level: Level[R], client: str, queue: deque[R], gone: Callable[[R], bool]) -> None:
+        """What the loop of `take` would do with a queue of small requests alone: the usual case, at less a request."""
+        rules, cost, pieces = self._rules, self._rules.cost, self.pieces
+        left, room, room_s = self._left, self._room, min(self._room_s, self._extra_s)
+        count, all_tokens, all_squares, all_s = 0, self._tokens, self._squares, 0.0
+        while queue and not self._closed:
+            request = queue[0]
+            if gone(request):
+                queue.popleft()
+                count += 1
+                continue
+            tokens, squares, deadline = request.load, request.square, min(self._deadline, request.deadline)
+            seconds = cost.marginal(tokens, squares)
+            if pieces and (
+                request.isolate
+                or tokens > room
+                or seconds > room_s - all_s
+                or rules.now + cost.seconds(all_tokens + tokens, all_squares + squares) > deadline
+            ):
+                self._closed = True
+                break
+            queue.popleft()
+            count += 1
+            request.taken = request.rows
+            pieces.append(Piece(request, 0, request.rows))
+            self._deadline = deadline
+            room -= tokens
+            all_tokens += tokens
+            all_squares += squares
+            all_s += seconds
+            left -= 1
+            self._closed = request.isolate or left == 0 or room <= 0 or all_s >= self._room_s
+        level.serve_small(client, count, all_tokens - self._tokens, all_squares - self._squares, all_s)
+        self._left, self._room, self._tokens, self._squares = left, room, all_tokens, all_squares
+        self._room_s -= all_s
+        self._extra_s -= all_s
 
     def _fitting(self, request: R) -> int:
         alone, cost = not self.pieces, self._rules.cost

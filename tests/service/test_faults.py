@@ -7,7 +7,7 @@ from math import ceil, log2
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service import faults
@@ -140,6 +140,7 @@ async def test_a_model_that_cannot_run_is_not_asked_until_its_trial_runs_and_oth
         assert faults.TRIAL_S > 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["ran", "failed alone", "trial ran", "trial failed"]), max_size=40))
 def test_a_model_is_failing_only_after_a_trial_that_failed_and_until_one_that_ran(events: list[str]) -> None:
     health, expected = Health(), False
@@ -154,6 +155,7 @@ def test_a_model_is_failing_only_after_a_trial_that_failed_and_until_one_that_ra
         assert (health.reason is not None) == expected
 
 
+@settings(deadline=None)
 @given(st.integers(2, 300))
 def test_halves_hold_every_piece_once_in_order_and_are_halves(count: int) -> None:
     pieces = [Piece(i, 0, 1) for i in range(count)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.scheduling.cost import LONGEST_S, CostModel
@@ -26,6 +26,7 @@ def machine(
     return (a + b * tokens + c * squares) * float(rng.lognormal(0, noise)) * (3 if rng.random() < 0.05 else 1)
 
 
+@settings(deadline=None)
 @given(windows, st.integers(1, 1 << 20), st.integers(0, 1 << 34))
 def test_whatever_was_observed_predictions_are_finite_and_grow_with_the_work(
     seen: list[tuple[int, int, float]], tokens: int, squares: int
@@ -37,10 +38,11 @@ def test_whatever_was_observed_predictions_are_finite_and_grow_with_the_work(
     assert 0 <= cost.seconds(tokens, squares) <= LONGEST_S
     assert cost.seconds(tokens, squares) <= cost.seconds(2 * tokens, squares)
     assert cost.seconds(tokens, squares) <= cost.seconds(tokens, squares + 1000)
-    assert 0 < cost.marginal(tokens, squares) < cost.marginal(tokens + 1, squares)
+    assert 0 < cost.marginal(tokens, squares) <= cost.marginal(tokens + 1, squares)
     assert cost.room_s(0.01) >= 0
 
 
+@settings(deadline=None)
 @given(
     st.floats(1e-5, 1e-3),
     st.floats(1e-6, 1e-3),

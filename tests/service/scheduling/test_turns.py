@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.scheduling.turns import Turns
@@ -10,6 +10,7 @@ from service.scheduling.turns import Turns
 costs = st.floats(0.01, 10)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), costs), min_size=1, max_size=200))
 def test_whoever_always_has_work_gets_as_much_as_the_others_but_for_one_cost(served: list[tuple[int, float]]) -> None:
     turns: Turns[int] = Turns()
@@ -26,6 +27,7 @@ def test_whoever_always_has_work_gets_as_much_as_the_others_but_for_one_cost(ser
                 assert got[one] - got[other] <= largest[one] + largest[other] + 1e-6
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["a", "b", "c", "join a", "leave a", "join b", "leave b"]), max_size=120))
 def test_the_turn_is_always_of_the_active_key_with_the_least_virtual_time(steps: list[str]) -> None:
     turns: Turns[str] = Turns()

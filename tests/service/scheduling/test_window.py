@@ -255,6 +255,7 @@ def test_a_flood_of_one_client_does_not_hold_up_another() -> None:
     assert late in [p.request for p in plan_window(waiting, rules(Limits(64)))]
 
 
+@settings(deadline=None)
 @given(st.lists(position_wise | ragged, min_size=1, max_size=8), limits, chunks)
 def test_what_waits_ahead_is_known_at_all_times(requests: list[Ask], limits: Limits, chunk_s: float) -> None:
     waiting = waiting_for(requests, rules(limits, chunk_s))

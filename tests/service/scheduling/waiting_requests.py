@@ -25,6 +25,14 @@ class Ask:
     level: int = 1
     client_id: str = ""
 
+    @property
+    def load(self) -> int:
+        return self.rows if self.load_ends is None else int(self.load_ends[-1])
+
+    @property
+    def square(self) -> int:
+        return 0 if self.squares is None else int(self.squares[-1])
+
 
 def sequences(*lens: int, **rest: int) -> Ask:
     sizes = np.array(lens, np.int64)
