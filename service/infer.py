@@ -152,12 +152,17 @@ class Infer:
         )
 
     def at_once(self, model: Model, request: Decoded) -> Answer | None:
-        """The answer to a request without rows, None where there are some; raises TooLarge for too much padding."""
+        """The answer to a request without rows, None where there are some; raises TooLarge for too much padding.
+
+        Counts the padding that was dropped.
+        """
         if request.batch is not None and prod(request.batch) > self._max_rows:
             raise TooLarge(
                 f"tokens: {request.batch[0]} x {request.batch[1]} rows with their padding, "
                 f"the queue holds {self._max_rows} (max_queue_tokens)"
             )
+        if request.batch is not None:
+            self.metrics.padding.labels(model.label).inc(prod(request.batch) - len(request.tokens))
         return None if len(request.tokens) else Answer(np.empty((0, model.manifest.d_out), np.float32), 0.0, 0.0, 0)
 
 

@@ -75,6 +75,9 @@ class Metrics:
         self.window_fill = Histogram(
             "tokenslab_window_fill", "Tokens of a window over its budget", model, buckets=FILL, registry=registry
         )
+        self.padding = Counter(
+            "tokenslab_padding_tokens", "Padding of batches, dropped before the window", model, registry=registry
+        )
         self.chunks = Counter("tokenslab_chunks", "Parts of requests that were cut", model, registry=registry)
         self.retries = Counter("tokenslab_retries", "Halves of failed windows, run again", model, registry=registry)
         self.outcomes = Counter(

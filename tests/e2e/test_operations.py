@@ -182,3 +182,14 @@ def test_metrics_tell_the_state_and_the_memory_of_models(tuned: Server) -> None:
     assert tuned.metric("tokenslab_resident_bytes") > 1 << 20
     tuned.ask("/v2/repository/models/ffn/unload", b"", {"X-API-Key": ROOT_KEY})
     assert tuned.metric("tokenslab_model_state", model="ffn", state="UNAVAILABLE") == 1
+
+
+def test_the_padding_that_was_dropped_is_counted(models: Path) -> None:
+    with serving(models, "--threads", "1") as server:
+        width = 64
+        inputs = [
+            {"name": "tokens", "datatype": "FP32", "shape": [2, 3, width], "data": [0.5] * (6 * width)},
+            {"name": "seq_lens", "datatype": "INT64", "shape": [2], "data": [3, 1]},
+        ]
+        assert server.ask("/v2/models/mean/infer", json.dumps({"inputs": inputs}).encode())[0] == 200
+        assert server.metric("tokenslab_padding_tokens_total", model="mean-fp32") == 2
