@@ -93,7 +93,7 @@ def show_export(manifest: Manifest, bars: Bars) -> None:
         sqnr = min(row.sqnr_db for row in variant.parity)
         certificate = variant.certificate
         table.add_row(
-            *(variant.precision, f"{variant.bytes / 1e6:.1f}", str(variant.quantized_matmuls)),
+            *(variant.precision, f"{variant.total_bytes / 1e6:.1f}", str(variant.quantized_matmuls)),
             *(f"{worst:.2g}", f"{sqnr:.1f} dB", certificate.kind, str(certificate.rows)),
         )
     console.print(table)

@@ -52,6 +52,9 @@ LoraFolder = Annotated[
 TrustPickle = Annotated[
     bool, typer.Option("--trust-pickle", help="Read a pickled state dict too: only from whom you would run a program")
 ]
+ExternalData = Annotated[
+    bool, typer.Option("--external-data", help="Weights beside the ONNX file; beyond 2 GB they always are")
+]
 Causal = Annotated[bool, typer.Option("--causal", help="Tokens attend to earlier ones only")]
 Init = Annotated[Literal["linear", "normal"], typer.Option(help="nn.Linear's default, or N(0, 1/fan_in)")]
 Bias = Annotated[bool, typer.Option(help="Biases in projections and norms")]
@@ -100,6 +103,7 @@ def module(
     overwrite: Overwrite = False,
     allow_inexact: AllowInexact = False,
     seed: Seed = 0,
+    external_data: ExternalData = False,
     d: Annotated[int | None, typer.Option(help="Width of a token (default: that of the first Linear)", min=1)] = None,
     causal: Causal = False,
     lora: LoraFolder = None,
@@ -114,7 +118,9 @@ def module(
         from export.factory import load_module
         from export.pipeline import export_module
 
-        options = _options(name, models, version, precision, default_precision, overwrite, allow_inexact, seed)
+        options = _options(
+            name, models, version, precision, default_precision, overwrite, allow_inexact, seed, external_data
+        )
         options.check()
         if os.getcwd() not in sys.path:  # as `python -m` has it: package.module is looked for here first
             sys.path.insert(0, os.getcwd())
@@ -130,7 +136,7 @@ def module(
             adapter = Lora(lora)
             adapter.merge_into(made)
             source |= adapter.provenance
-        return export_module(made, options, d=d, causal=causal, source=source, progress=progress)
+        return export_module(made, options, d=d, causal=causal, source=source, progress=progress, consume=True)
 
     _run(work)
 
@@ -149,6 +155,7 @@ def bert(
     overwrite: Overwrite = False,
     allow_inexact: AllowInexact = False,
     seed: Seed = 0,
+    external_data: ExternalData = False,
 ) -> None:
     """Export encoder layers of a BERT or RoBERTa as one stack: hidden states in, hidden states out."""
 
@@ -156,7 +163,9 @@ def bert(
         from export.adapters.bert import pack_bert
         from export.pipeline import export_packed
 
-        options = _options(name, models, version, precision, default_precision, overwrite, allow_inexact, seed)
+        options = _options(
+            name, models, version, precision, default_precision, overwrite, allow_inexact, seed, external_data
+        )
         options.check()
         progress(f"Read {weights}")
         packed = pack_bert(weights, config, layers=layers, lora=lora, trust_pickle=trust_pickle)
@@ -180,6 +189,7 @@ def vit(
     overwrite: Overwrite = False,
     allow_inexact: AllowInexact = False,
     seed: Seed = 0,
+    external_data: ExternalData = False,
 ) -> None:
     """Export encoder layers of a ViT as one stack: image tokens in, hidden states out."""
 
@@ -187,7 +197,9 @@ def vit(
         from export.adapters.vit import pack_vit
         from export.pipeline import export_packed
 
-        options = _options(name, models, version, precision, default_precision, overwrite, allow_inexact, seed)
+        options = _options(
+            name, models, version, precision, default_precision, overwrite, allow_inexact, seed, external_data
+        )
         options.check()
         progress(f"Read {weights}")
         packed = pack_vit(weights, config, layers=layers, lora=lora, trust_pickle=trust_pickle)
@@ -215,6 +227,7 @@ def of_transformers(
     overwrite: Overwrite = False,
     allow_inexact: AllowInexact = False,
     seed: Seed = 0,
+    external_data: ExternalData = False,
 ) -> None:
     """Export layers of the family that the command is named after."""
 
@@ -222,7 +235,9 @@ def of_transformers(
         from export.adapters.transformers_files import pack_files
         from export.pipeline import export_packed
 
-        options = _options(name, models, version, precision, default_precision, overwrite, allow_inexact, seed)
+        options = _options(
+            name, models, version, precision, default_precision, overwrite, allow_inexact, seed, external_data
+        )
         options.check()
         progress(f"Read {weights}")
         packed = pack_files(weights, config, _MODEL_TYPES[str(context.info_name)], layers=layers, seed=seed)
@@ -246,6 +261,7 @@ def ffn(
     overwrite: Overwrite = False,
     allow_inexact: AllowInexact = False,
     seed: Seed = 0,
+    external_data: ExternalData = False,
 ) -> None:
     """Export a random position-wise FFN: the same dimensions and seed give the same weights."""
 
@@ -253,9 +269,11 @@ def ffn(
         from export.adapters.random_weights import random_ffn
         from export.pipeline import export_module
 
-        options = _options(name, models, version, precision, default_precision, overwrite, allow_inexact, seed)
+        options = _options(
+            name, models, version, precision, default_precision, overwrite, allow_inexact, seed, external_data
+        )
         made = random_ffn(d, d_ff, activation=activation, bias=bias, init=init, seed=seed)
-        return export_module(made, options, source=_random_source(init, seed), progress=progress)
+        return export_module(made, options, source=_random_source(init, seed), progress=progress, consume=True)
 
     _run(work)
 
@@ -280,6 +298,7 @@ def block(
     overwrite: Overwrite = False,
     allow_inexact: AllowInexact = False,
     seed: Seed = 0,
+    external_data: ExternalData = False,
 ) -> None:
     """Export a random stack of Transformer blocks: the same dimensions and seed give the same weights."""
 
@@ -287,7 +306,9 @@ def block(
         from export.adapters.random_weights import random_stack
         from export.pipeline import export_module
 
-        options = _options(name, models, version, precision, default_precision, overwrite, allow_inexact, seed)
+        options = _options(
+            name, models, version, precision, default_precision, overwrite, allow_inexact, seed, external_data
+        )
         made = random_stack(
             d,
             heads,
@@ -302,7 +323,7 @@ def block(
             init=init,
             seed=seed,
         )
-        return export_module(made, options, source=_random_source(init, seed), progress=progress)
+        return export_module(made, options, source=_random_source(init, seed), progress=progress, consume=True)
 
     _run(work)
 
@@ -316,8 +337,10 @@ def _options(
     overwrite: bool,
     allow_inexact: bool,
     seed: int,
+    external_data: bool,
 ) -> Options:
     from export.pipeline import PRECISIONS, Options
+    from export.weights_file import PROTOBUF_LIMIT
 
     return Options(
         name=name,
@@ -328,6 +351,7 @@ def _options(
         overwrite=overwrite,
         allow_inexact=allow_inexact,
         seed=seed,
+        external_above=0 if external_data else PROTOBUF_LIMIT,
     )
 
 

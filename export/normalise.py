@@ -76,22 +76,28 @@ def _rewrite(graph: ir.Graph, node: ir.Node, constants: dict[ConstantKey, ir.Val
 def _folded(graph: ir.Graph, value: ir.Value, *, transposed: bool, factor: float) -> ir.Value:
     if not transposed and factor == 1.0:
         return value
-    assert value.const_value is not None
-    array = value.const_value.numpy()
-    if factor != 1.0:
-        array = (array * np.float32(factor)).astype(array.dtype)
-    if transposed:
-        array = np.ascontiguousarray(array.T)
-    suffix = f"{'.T' if transposed else ''}{f'*{factor:g}' if factor != 1.0 else ''}"
-    return _initializer(graph, f"{value.name}{suffix}", array)
+    tensor = value.const_value
+    assert tensor is not None
+    name = f"{value.name}{'.T' if transposed else ''}{f'*{factor:g}' if factor != 1.0 else ''}"
+
+    def compute() -> ir.TensorProtocol:
+        array = tensor.numpy()
+        if factor != 1.0:
+            array = (array * np.float32(factor)).astype(array.dtype)
+        return ir.tensor(np.ascontiguousarray(array.T) if transposed else array, name=name)
+
+    sizes = tensor.shape.numpy()
+    shape = ir.Shape(sizes[::-1] if transposed else sizes)
+    # Computed when it is read: a second copy of every weight at once would double the memory of an export.
+    made = ir.Value(name=name, const_value=ir.LazyTensor(compute, tensor.dtype, shape, name=name), shape=shape)
+    made.type = ir.TensorType(tensor.dtype)
+    graph.register_initializer(made)
+    return made
 
 
 def _scalar(graph: ir.Graph, name: str, number: float) -> ir.Value:
-    return _initializer(graph, name, np.array(number, dtype=np.float32))
-
-
-def _initializer(graph: ir.Graph, name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> ir.Value:
-    made = ir.Value(name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape))
-    made.type = ir.TensorType(ir.tensor(array).dtype)
+    tensor = ir.tensor(np.array(number, dtype=np.float32), name=name)
+    made = ir.Value(name=name, const_value=tensor, shape=ir.Shape([]))
+    made.type = ir.TensorType(tensor.dtype)
     graph.register_initializer(made)
     return made

@@ -32,15 +32,24 @@ from export.report import report
 from export.routed import expert_loads
 from export.routing_noise import measure_routing
 from export.scan import check_weights
+from export.weights_file import (
+    PROTOBUF_LIMIT,
+    data_file,
+    empty_weights,
+    forget,
+    move_out,
+    release_weights,
+    save,
+    weight_bytes,
+)
 from service.cpu import cpu_quota
-from service.manifest import MANIFEST, REFERENCE, REPORT, Manifest, Precision, Variant, file_sha256
+from service.manifest import MANIFEST, REFERENCE, REPORT, DataFile, Manifest, Precision, Variant, file_sha256
 from service.session import open_session, session_facts
 
 Progress = Callable[[str], None]
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
 _TOOLS = ("tokenslab", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
-_PROTOBUF_LIMIT = (1 << 31) - (1 << 20)  # a variant is one file, and protobuf stops at 2 GiB
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,7 @@ class Options:
     overwrite: replace the version if it exists.
     allow_inexact: write variants whose certificate is not exact; the service will not pack those by default.
     seed: of every random input.
+    external_above: bytes of weights beyond which they go into a file beside the ONNX file, and torch's copy is freed.
     """
 
     name: str
@@ -64,6 +74,7 @@ class Options:
     overwrite: bool = False
     allow_inexact: bool = False
     seed: int = 0
+    external_above: int = PROTOBUF_LIMIT
 
     def default(self) -> Precision:
         """The precision that the bare name serves."""
@@ -76,6 +87,8 @@ class Options:
             raise ExportError(f"precisions {list(self.precisions)}: expected one or more, each once")
         if self.default() not in self.precisions:
             raise ExportError(f"default precision {self.default()} is not among {', '.join(self.precisions)}")
+        if not 0 <= self.external_above <= PROTOBUF_LIMIT:
+            raise ExportError(f"external_above {self.external_above}: expected 0 to {PROTOBUF_LIMIT}, protobuf's limit")
         check_free(self.models, self.name, self.version, overwrite=self.overwrite)
 
 
@@ -87,8 +100,9 @@ def export_module(
     causal: bool = False,
     source: Mapping[str, str] | None = None,
     progress: Progress = lambda step: None,
+    consume: bool = False,
 ) -> Path:
-    """Export any module; it is not changed, and may be in any mode, dtype and device.
+    """Export any module; it is not changed unless it is consumed, and may be in any mode, dtype and device.
 
     Modules with an adapter (`export.register_adapter`) become packed; anything else is exported as position-wise if it
     proves to be.
@@ -100,6 +114,8 @@ def export_module(
         causal: whether an encoder's tokens attend to earlier ones only.
         source: where the weights came from, for the manifest.
         progress: called with one line before each step.
+        consume: the caller does not need the module any more: its parameters are emptied once they are taken over, so
+            that a large module is not held through the whole export.
 
     Returns:
         The bundle's folder.
@@ -110,11 +126,18 @@ def export_module(
     options.check()
     progress(f"Read {type(module).__name__} and prove its packed form in float64")
     packed = pack(module, d=d, causal=causal, seed=options.seed)
-    return export_packed(packed, options, source=source or {"class": _qualified_name(module)}, progress=progress)
+    if consume:
+        empty_weights(module)
+    source = source or {"class": _qualified_name(module)}
+    return export_packed(packed, options, source=source, progress=progress)
 
 
 def export_packed(
-    packed: Packed, options: Options, *, source: Mapping[str, str], progress: Progress = lambda step: None
+    packed: Packed,
+    options: Options,
+    *,
+    source: Mapping[str, str],
+    progress: Progress = lambda step: None,
 ) -> Path:
     """Export what an adapter made; see `export_module`."""
     options.check()
@@ -133,6 +156,10 @@ def export_packed(
     cases = parity.reference_cases(packed, seed=options.seed)
     final = options.models / options.name / str(options.version)
     with new_bundle(options.models, options.name, options.version, overwrite=options.overwrite) as folder:
+        if weight_bytes(graph) > options.external_above:
+            progress("Write the weights into a file of their own, and free torch's")
+            move_out(graph, folder / "fp32-cpu.onnx")
+            release_weights(packed.module)
         variants = _variants(graph, packed, options, cases, folder, progress)
         progress("Write the manifest")
         write_reference(folder / REFERENCE, cases)
@@ -188,10 +215,11 @@ def _variants(
         model = quantize_int8(graph) if precision == "int8" else graph.clone()
         lower(model, "cpu")
         path = folder / f"{precision}-cpu.onnx"
-        _save(model, path)
+        forget(graph)
+        beside = save(model, path, external_above=options.external_above)
         session = open_session(path, "cpu", threads)
         try:
-            routing = measure_routing(model, cases, folder, _save)
+            routing = measure_routing(model, cases, folder, ir.save)
             rows = parity.measure(session, cases, routing)
             parity.check(rows, precision, packed.depth or 1)
             if packed.kind == "position-wise":
@@ -219,7 +247,7 @@ def _variants(
             fp32 = session
         if precision not in options.precisions:
             path.unlink()
-            continue
+            continue  # its data file stays until int8 has read it
         made.append(
             Variant(
                 precision=precision,
@@ -227,6 +255,7 @@ def _variants(
                 file=path.name,
                 sha256=file_sha256(path),
                 bytes=path.stat().st_size,
+                data=[DataFile(file=file.name, sha256=file_sha256(file), bytes=file.stat().st_size) for file in beside],
                 quantized_matmuls=count_quantized_matmuls(model),
                 float_matmuls=count_weight_matmuls(model),
                 parity=rows,
@@ -234,14 +263,9 @@ def _variants(
                 certificate=certificate,
             )
         )
+    if "fp32" not in options.precisions:
+        data_file(folder / "fp32-cpu.onnx").unlink(missing_ok=True)
     return made
-
-
-def _save(model: ir.Model, path: Path) -> None:
-    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
-    if size > _PROTOBUF_LIMIT:
-        raise ExportError(f"{path.name}: {size:,} bytes of weights; one ONNX file holds 2 GiB: export fewer layers")
-    ir.save(model, path)
 
 
 def _qualified_name(module: nn.Module) -> str:

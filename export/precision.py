@@ -51,13 +51,19 @@ def float64(module: nn.Module) -> Iterator[None]:
 def float64_layer_by_layer(layers: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, each of `layers` is float64 while it runs and float32 before and after: one upcast at a time.
 
-    float32 -> float64 -> float32 loses nothing. The modules are changed in place and must belong to the caller.
+    Parameters keep their float32 storage, so that what they share with another module stays shared. The modules are
+    changed in place and must belong to the caller.
     """
+    before: dict[nn.Parameter, Tensor] = {}
 
     def up(layer: nn.Module, _args: object) -> None:
+        before.update({p: p.data for p in layer.parameters() if p.is_floating_point() and p not in before})
         cast_floats(layer, torch.float64)
 
     def down(layer: nn.Module, _args: object, _result: object) -> None:
+        for parameter in layer.parameters():
+            if parameter in before:
+                parameter.data = before.pop(parameter)
         cast_floats(layer, torch.float32)
 
     layers = list(layers)
@@ -70,7 +76,7 @@ def float64_layer_by_layer(layers: Iterable[nn.Module]) -> Iterator[None]:
         for hook in hooks:
             hook.remove()
         for layer in layers:  # a layer that raised before its hook ran
-            cast_floats(layer, torch.float32)
+            down(layer, None, None)
 
 
 def cast_floats(module: nn.Module, dtype: torch.dtype) -> None:

@@ -58,7 +58,7 @@ def _variants(variants: Sequence[Variant]) -> str:
             v.precision,
             v.provider,
             v.file,
-            f"{v.bytes:,}",
+            f"{v.total_bytes:,}",
             str(v.quantized_matmuls),
             str(v.float_matmuls),
             f"{max(row.relative_error for row in v.parity):.2e}",

@@ -98,7 +98,7 @@ def load_bundle(
     named: dict[str, Model] = {}
     for variant in variants:
         taken = in_use() + sum({model.label: model.memory_bytes for model in named.values()}.values())
-        _check_room(folder / variant.file, LOADING * variant.bytes, taken, settings)
+        _check_room(folder / variant.file, LOADING * variant.total_bytes, taken, settings)
         model = _load_variant(folder, manifest, variant, settings, between)
         _check_room(folder / variant.file, model.memory_bytes, taken, settings)
         named[model.label] = model
@@ -124,12 +124,12 @@ def _load_variant(folder: Path, manifest: Manifest, variant: Variant, settings: 
     after = resident_bytes()
     grown = 0 if before is None or after is None else after - before
     slabs = slab.nbytes + (0 if memory_slab is None else memory_slab.nbytes)
-    size = max(int(KEPT * variant.bytes), grown) + slabs
+    size = max(int(KEPT * variant.total_bytes), grown) + slabs
     model = replace(model, memory_bytes=size, arena=ArenaUse(), timings=timings)
     log.info(
         "loaded %s version %s on %s: certificate %s, %.1f MB, %.1f MB in memory, %.2f s",
         *(label, manifest.version, variant.provider, variant.certificate.kind),
-        *(variant.bytes / 1e6, model.memory_bytes / 1e6, time.perf_counter() - began),
+        *(variant.total_bytes / 1e6, model.memory_bytes / 1e6, time.perf_counter() - began),
     )
     return model
 

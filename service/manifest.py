@@ -69,6 +69,14 @@ class ExpertLoad(Strict):
     entropy_bits: float = Field(ge=0, description="log2(experts) where all are equally loaded, 0 where one has all")
 
 
+class DataFile(Strict):
+    """A file with weights of a variant, beside its ONNX file, which refers to it by name."""
+
+    file: FileName
+    sha256: Sha256
+    bytes: int = Field(gt=0)
+
+
 class Variant(Strict):
     """One ONNX file for one execution provider and precision."""
 
@@ -77,11 +85,17 @@ class Variant(Strict):
     file: FileName
     sha256: Sha256
     bytes: int = Field(gt=0)
+    data: list[DataFile] = Field([], description="weights beside the ONNX file; empty: they are in it")
     quantized_matmuls: int = Field(ge=0, description="weight matmuls replaced by integer ones")
     float_matmuls: int = Field(ge=0, description="weight matmuls left in float")
     parity: list[Parity] = Field(min_length=1)
     routing: list[Routing] = Field(default=[], description="one for each layer of experts, in the order they run")
     certificate: Certificate
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the ONNX file and the weights beside it."""
+        return self.bytes + sum(data.bytes for data in self.data)
 
 
 class Manifest(Strict):
@@ -152,6 +166,8 @@ def read_manifest(folder: Path) -> Manifest:
         )
     for variant in manifest.variants:
         check_file(folder / variant.file, variant.sha256)
+        for data in variant.data:
+            check_file(folder / data.file, data.sha256)
     return manifest
 
 
