@@ -1,12 +1,15 @@
-"""What each form of the int8 matmul costs: the measurement behind the function that export/quantize.py writes.
+"""What each form of the int8 matmul costs: the measurement behind the functions of export/quantization/forms.py.
 
-`python -m bench.int8_forms`: an FFN 768/3072 with GELU, every form in one process, one thread, CPU time of that thread,
-forms interleaved, the minimum of many rounds. Ratios over the same FFN in fp32; absolute times are the machine's.
+`python -m bench.int8_forms`: an FFN 768/3072 with GELU, every graph in one process, one thread, CPU time of the thread,
+graphs interleaved, the minimum of many rounds. The floor of a precision is its two bare integer matmuls, on activations
+that are integers already; the bars are fractions of it, and the exit code is 1 if one is missed. `--all` measures other
+forms of the function too. Absolute times are the machine's.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -20,10 +23,12 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 from onnx import numpy_helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
 from rich.console import Console
 from rich.table import Table
 
-from export.quantize import DOMAIN, FUNCTION, OPERATOR, quantize_int8  # noqa: TID251  what export writes is measured
+from export.quantization.forms import DOMAIN, EIGHT_BIT, SEVEN_BIT, Form  # noqa: TID251  what is measured
+from export.quantize import quantize_int8  # noqa: TID251  what export writes is measured
 from service.session import open_session
 
 Array = npt.NDArray[np.generic]
@@ -31,18 +36,18 @@ Array = npt.NDArray[np.generic]
 D: Final = 768
 D_FF: Final = 3072
 OPSET: Final = 21
-ROWS: Final = (1, 16, 64, 256, 1024)
+ROWS: Final = (1, 64, 256, 1024, 4096)
+MIN_ROUNDS: Final = 3
 
 _CORRECTION: Final = """
-  offset = Mul (zero_point, column_sums)
+  offset = Mul (row_zero, column_sums)
   centred = Sub (product, offset)
-  y = Mul (centred, guarded_scale)
+  y = Mul (centred, scale)
 """
-_GUARD: Final = "  guarded_scale = Add (scale, guard)\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Other:
     """The shipped function with parts of its text replaced, and what has to become of its weights."""
 
     name: str
@@ -63,43 +68,50 @@ def extra_rows(arrays: dict[str, Array]) -> dict[str, Array]:
     return {**arrays, "int8": (stacked + 128).astype(np.uint8), "column_sums": np.array([1, count], np.int64)}
 
 
-FORMS: Final = (
-    Form("shipped: Mul, Sub, Mul", {}),
-    Form(
+OTHERS: Final = (
+    Other(
         "scale first: Mul, Mul, Sub",
         {
             _CORRECTION: """
-  scaled = Mul (product, guarded_scale)
-  row_offset = Mul (zero_point, guarded_scale)
+  scaled = Mul (product, scale)
+  row_offset = Mul (row_zero, scale)
   offset = Mul (row_offset, column_sums)
   y = Sub (scaled, offset)
 """
         },
     ),
-    Form(
+    Other(
         "rank-1 Gemm onto the product, Mul",
         {
             _CORRECTION: """
-  centred = Gemm <alpha = -1.0> (zero_point, column_sums, product)
-  y = Mul (centred, guarded_scale)
+  centred = Gemm <alpha = -1.0> (row_zero, column_sums, product)
+  y = Mul (centred, scale)
 """
         },
     ),
-    Form(
+    Other(
         "zero point as extra columns, Mul",
         {
             "(q, weight,": "(wide, weight,",
             "  product =": """
-  byte_zero_point = Cast <to = 2> (zero_point)
-  repeated = Expand (byte_zero_point, column_sums)
+  repeated = Expand (zero_point, column_sums)
   wide = Concat <axis = 1> (q, repeated)
   product =""",
-            _CORRECTION: "\n  y = Mul (product, guarded_scale)\n",
+            _CORRECTION: "\n  y = Mul (product, scale)\n",
         },
         extra_rows,
     ),
-    Form("without the NaN guard", {_GUARD: "  guarded_scale = Identity (scale)\n"}),
-    Form("without the correction (wrong)", {_CORRECTION: "\n  y = Mul (product, guarded_scale)\n"}),
+    Other(
+        "row scales squeezed for QuantizeLinear",
+        {
+            "  q = QuantizeLinear <axis = 1, block_size: int = @inner> (x, scale, zero_point)": """
+  row_scale = Squeeze (scale, last)
+  row_zero_point = Squeeze (zero_point, last)
+  q = QuantizeLinear <axis = 0> (x, row_scale, row_zero_point)"""
+        },
+    ),
+    Other("without the NaN guard", {"(highest, least, guard)": "(highest, least)"}),
+    Other("without the correction (wrong)", {_CORRECTION: "\n  y = Mul (product, scale)\n"}),
 )
 
 
@@ -115,9 +127,9 @@ def random_ffn(seed: int) -> ir.Model:
     )
 
 
-def with_form(quantized: ir.Model, form: Form) -> ir.Model:
+def with_form(quantized: ir.Model, form: Other) -> ir.Model:
     """`quantized` with its function, and weights if need be, replaced by those of `form`."""
-    text = FUNCTION.replace("OPSET", str(OPSET))
+    text = EIGHT_BIT.text(OPSET)
     for old, new in form.replaced.items():
         if text.count(old) != 1:
             raise ValueError(f"form {form.name!r}: {old!r} is not once in the shipped function")
@@ -126,7 +138,7 @@ def with_form(quantized: ir.Model, form: Form) -> ir.Model:
     function = ir.serde.deserialize_function(onnx.parser.parse_function(text))
     model.functions[function.identifier()] = function
     if form.weights is not None:
-        for call in [node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, OPERATOR)]:
+        for call in [node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, EIGHT_BIT.operator)]:
             _exchange(model.graph, call, form.weights)
     return model
 
@@ -143,21 +155,26 @@ def _exchange(graph: ir.Graph, call: ir.Node, weights: Callable[[dict[str, Array
         graph.register_initializer(new)
 
 
-def bare_gemms(quantized: ir.Model, dtype: str) -> ir.Model:
-    """The two integer matmuls alone, on activations that are uint8 already: what no form can beat here."""
+def bare_gemms(quantized: ir.Model, form: Form) -> ir.Model:
+    """The two integer matmuls of a graph in `form` alone, on activations that are uint8 already: its floor."""
     arrays: dict[str, Array] = {"one": np.array(1, np.float32), "zero": np.array(0, np.uint8)}
     for name in ("w1", "w2"):
         weight, scales = (quantized.graph.initializers[f"{name}.{part}"].const_value for part in ("int8", "scales"))
         assert weight is not None
         assert scales is not None
-        arrays[name] = weight.numpy() if dtype == "uint8" else (weight.numpy().astype(np.int16) - 128).astype(np.int8)
-        arrays[f"{name}s"] = scales.numpy()
-    arrays["weight_zero"] = np.array(128, np.uint8) if dtype == "uint8" else np.array(0, np.int8)
+        arrays[name], arrays[f"{name}s"] = weight.numpy(), scales.numpy()
+    arrays["weight_zero"] = np.array(form.zero, form.dtype)
     body = """
         inner = com.microsoft.MatMulIntegerToFloat (tokens, w1, one, w1s, zero, weight_zero)
         out = com.microsoft.MatMulIntegerToFloat (hidden, w2, one, w2s, zero, weight_zero)
     """
     return _model(body, f"uint8[tokens, {D}] tokens, uint8[tokens, {D_FF}] hidden", arrays, "float[tokens, m] inner, ")
+
+
+def whole_tensor(fp32: Path, path: Path) -> ir.Model:
+    """`quantize_dynamic`, int8 weights per channel: neither exact beside neighbours nor accurate, but widely used."""
+    quantize_dynamic(fp32, path, weight_type=QuantType.QInt8, per_channel=True)
+    return ir.load(path)
 
 
 def _model(body: str, inputs: str, arrays: Mapping[str, Array], outputs: str = "") -> ir.Model:
@@ -183,8 +200,9 @@ def measure(sessions: Mapping[str, ort.InferenceSession], rows: int, seconds: fl
     inputs = {name: feeds(session, rows, rng) for name, session in sessions.items()}
     best = dict.fromkeys(sessions, float("inf"))
     repeats = max(1, 32 // rows)
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    until, rounds = time.monotonic() + seconds, 0
+    while time.monotonic() < until or rounds < MIN_ROUNDS:
+        rounds += 1
         for name, session in sessions.items():
             began = time.thread_time()
             for _ in range(repeats):
@@ -193,39 +211,81 @@ def measure(sessions: Mapping[str, ort.InferenceSession], rows: int, seconds: fl
     return best
 
 
-def main() -> None:
-    """Measure all forms and print CPU time of fp32 over that of each."""
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """`graph` must reach `share` of the speed of `floor`."""
+
+    graph: str
+    floor: str
+    share: float
+
+
+DYNAMIC: Final = "quantize_dynamic, int8 weights per channel"
+BARS: Final = (
+    Bar("int8", "int8, bare matmuls", 0.85),
+    Bar("int8-fast", "int8-fast, bare matmuls", 0.8),
+    Bar("int8-fast", DYNAMIC, 0.9),
+)
+
+
+def graphs(folder: Path, *, others: bool) -> dict[str, ir.Model]:
+    """Name of each graph to measure -> the graph; "fp32" comes first."""
+    fp32 = random_ffn(seed=0)
+    ir.save(fp32, folder / "float.onnx")
+    models = {"fp32": fp32}
+    for name, form in zip(("int8", "int8-fast"), (EIGHT_BIT, SEVEN_BIT), strict=True):
+        quantized = quantize_int8(fp32, form)
+        models |= {name: quantized, f"{name}, bare matmuls": bare_gemms(quantized, form)}
+    models[DYNAMIC] = whole_tensor(folder / "float.onnx", folder / "dynamic.onnx")
+    if others:
+        models |= {f"int8: {form.name}": with_form(models["int8"], form) for form in OTHERS}
+    return models
+
+
+def verdicts(times: Mapping[int, Mapping[str, float]]) -> list[tuple[Bar, dict[int, float]]]:
+    """Each bar, and the share of the floor's speed that was reached at each number of rows."""
+    return [(bar, {rows: best[bar.floor] / best[bar.graph] for rows, best in times.items()}) for bar in BARS]
+
+
+def main() -> int:
+    """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--seconds", type=float, default=20, help="for each number of rows")
+    parser.add_argument("--seconds", type=float, default=15, help="for each number of rows, at least")
+    parser.add_argument("--all", action="store_true", help="other forms of the int8 function too")
     arguments = parser.parse_args()
 
-    fp32 = random_ffn(seed=0)
-    quantized = quantize_int8(fp32)
-    models = {"fp32": fp32, **{form.name: with_form(quantized, form) for form in FORMS}}
-    models |= {f"bare matmuls, uint8 x {dtype}": bare_gemms(quantized, dtype) for dtype in ("uint8", "int8")}
-    with tempfile.TemporaryDirectory() as folder:
+    console = Console(width=120)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         sessions = {}
-        for index, (name, model) in enumerate(models.items()):
-            path = Path(folder) / f"{index}.onnx"
-            ir.save(model, path)
-            sessions[name] = open_session(path, "cpu", threads=1)
+        for index, (name, model) in enumerate(graphs(folder, others=arguments.all).items()):
+            ir.save(model, folder / f"{index}.onnx")
+            sessions[name] = open_session(folder / f"{index}.onnx", "cpu", threads=1)
         tokens = feeds(sessions["fp32"], 64, np.random.default_rng(1))
         reference = sessions["fp32"].run(["out"], tokens)[0].astype(np.float64)
-        table = Table("form", "SQNR dB", *(f"{rows} rows" for rows in arguments.rows))
         times = {rows: measure(sessions, rows, arguments.seconds) for rows in arguments.rows}
+        table = Table("CPU time of fp32 over", "SQNR dB", *(f"{rows} rows" for rows in arguments.rows))
         table.add_row("fp32, us a row", "", *(f"{times[rows]['fp32'] / rows * 1e6:.0f}" for rows in arguments.rows))
         for name, session in sessions.items():
             if name == "fp32":
                 continue
             quality = ""
-            if not name.startswith("bare"):
+            if "bare" not in name:
                 noise = session.run(["out"], tokens)[0] - reference
                 quality = f"{10 * np.log10((reference**2).sum() / (noise**2).sum()):.1f}"
             ratios = [f"{times[rows]['fp32'] / times[rows][name]:.3f}" for rows in arguments.rows]
             table.add_row(name, quality, *ratios)
-    Console(width=120).print(table)
+    console.print(table)
+    table = Table("share of the speed of", "bar", *(f"{rows} rows" for rows in arguments.rows))
+    missed = False
+    for bar, shares in verdicts(times):
+        cells = [f"{share:.3f}{'' if share >= bar.share else ' MISSED'}" for share in shares.values()]
+        table.add_row(f"{bar.graph} over {bar.floor}", f"{bar.share}", *cells)
+        missed |= any(share < bar.share for share in shares.values())
+    console.print(table)
+    return int(missed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,20 +13,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import get_args
 
 from export.errors import ExportError
-from service.manifest import NAME, RESERVED
+from service.manifest import NAME, RESERVED, Precision
 
 _log = logging.getLogger(__name__)
 
 
 def check_name(name: str) -> None:
-    """Raise ExportError unless `name` can be a bundle's: its precisions are models `<name>-fp32` and `<name>-int8`."""
+    """Raise ExportError unless `name` can be a bundle's: its precisions are models too, `<name>-fp32` and so on."""
     if NAME.fullmatch(name) is None:
         raise ExportError(f"name {name!r}: expected letters, digits, '.', '_' and '-', a letter or digit first")
     if name in RESERVED:
         raise ExportError(f"name {name!r} is reserved by the protocol")
-    for ending in ("-fp32", "-int8"):
+    for ending in (f"-{precision}" for precision in get_args(Precision)):
         if name.endswith(ending):
             raise ExportError(f"name {name!r} ends in {ending!r}, which is how a precision is addressed")
 

@@ -26,19 +26,28 @@ class Choice(StrEnum):
 
     FP32 = "fp32"
     INT8 = "int8"
+    INT8_FAST = "int8-fast"
 
 
 Name = Annotated[str, typer.Option(help="Name of the model: letters, digits, '.', '_', '-'")]
 Models = Annotated[Path, typer.Option(help="Model repository; the bundle is MODELS/NAME/VERSION")]
 Version = Annotated[int, typer.Option(help="Version to write", min=1)]
-Precisions = Annotated[list[Choice] | None, typer.Option(help="fp32 or int8, repeatable (default: both)")]
+Precisions = Annotated[list[Choice] | None, typer.Option(help="Repeatable (default: fp32 and int8)")]
 DefaultPrecision = Annotated[
     Precision | None,
-    typer.Option(help="What NAME itself serves; NAME-fp32 and NAME-int8 are there too (default: int8 if made)"),
+    typer.Option(help="What NAME itself serves; NAME-fp32, NAME-int8 ... are there too (default: int8 if made)"),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the version if it exists")]
 AllowInexact = Annotated[
     bool, typer.Option("--allow-inexact", help="Write variants whose results depend on the batch in the last bits")
+]
+Calibrate = Annotated[
+    Path | None,
+    typer.Option(help="Tokens to choose int8's scales on: .npy (n, d) or (batch, n, d), .npz with tokens and seq_lens"),
+]
+MinSqnr = Annotated[
+    float | None,
+    typer.Option(help="dB that int8 must hold against torch: the worst matmuls get more bits, or stay float, until so"),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of every random number", min=0)]
 Weights = Annotated[
@@ -102,6 +111,8 @@ def module(
     default_precision: DefaultPrecision = None,
     overwrite: Overwrite = False,
     allow_inexact: AllowInexact = False,
+    calibrate: Calibrate = None,
+    min_sqnr: MinSqnr = None,
     seed: Seed = 0,
     external_data: ExternalData = False,
     d: Annotated[int | None, typer.Option(help="Width of a token (default: that of the first Linear)", min=1)] = None,
@@ -118,9 +129,8 @@ def module(
         from export.factory import load_module
         from export.pipeline import export_module
 
-        options = _options(
-            name, models, version, precision, default_precision, overwrite, allow_inexact, seed, external_data
-        )
+        quality = (allow_inexact, calibrate, min_sqnr)
+        options = _options(name, models, version, precision, default_precision, overwrite, quality, seed, external_data)
         options.check()
         if os.getcwd() not in sys.path:  # as `python -m` has it: package.module is looked for here first
             sys.path.insert(0, os.getcwd())
@@ -154,6 +164,8 @@ def bert(
     default_precision: DefaultPrecision = None,
     overwrite: Overwrite = False,
     allow_inexact: AllowInexact = False,
+    calibrate: Calibrate = None,
+    min_sqnr: MinSqnr = None,
     seed: Seed = 0,
     external_data: ExternalData = False,
 ) -> None:
@@ -163,9 +175,8 @@ def bert(
         from export.adapters.bert import pack_bert
         from export.pipeline import export_packed
 
-        options = _options(
-            name, models, version, precision, default_precision, overwrite, allow_inexact, seed, external_data
-        )
+        quality = (allow_inexact, calibrate, min_sqnr)
+        options = _options(name, models, version, precision, default_precision, overwrite, quality, seed, external_data)
         options.check()
         progress(f"Read {weights}")
         packed = pack_bert(weights, config, layers=layers, lora=lora, trust_pickle=trust_pickle)
@@ -188,6 +199,8 @@ def vit(
     default_precision: DefaultPrecision = None,
     overwrite: Overwrite = False,
     allow_inexact: AllowInexact = False,
+    calibrate: Calibrate = None,
+    min_sqnr: MinSqnr = None,
     seed: Seed = 0,
     external_data: ExternalData = False,
 ) -> None:
@@ -197,9 +210,8 @@ def vit(
         from export.adapters.vit import pack_vit
         from export.pipeline import export_packed
 
-        options = _options(
-            name, models, version, precision, default_precision, overwrite, allow_inexact, seed, external_data
-        )
+        quality = (allow_inexact, calibrate, min_sqnr)
+        options = _options(name, models, version, precision, default_precision, overwrite, quality, seed, external_data)
         options.check()
         progress(f"Read {weights}")
         packed = pack_vit(weights, config, layers=layers, lora=lora, trust_pickle=trust_pickle)
@@ -226,6 +238,8 @@ def of_transformers(
     default_precision: DefaultPrecision = None,
     overwrite: Overwrite = False,
     allow_inexact: AllowInexact = False,
+    calibrate: Calibrate = None,
+    min_sqnr: MinSqnr = None,
     seed: Seed = 0,
     external_data: ExternalData = False,
 ) -> None:
@@ -235,9 +249,8 @@ def of_transformers(
         from export.adapters.transformers_files import pack_files
         from export.pipeline import export_packed
 
-        options = _options(
-            name, models, version, precision, default_precision, overwrite, allow_inexact, seed, external_data
-        )
+        quality = (allow_inexact, calibrate, min_sqnr)
+        options = _options(name, models, version, precision, default_precision, overwrite, quality, seed, external_data)
         options.check()
         progress(f"Read {weights}")
         packed = pack_files(weights, config, _MODEL_TYPES[str(context.info_name)], layers=layers, seed=seed)
@@ -260,6 +273,8 @@ def ffn(
     default_precision: DefaultPrecision = None,
     overwrite: Overwrite = False,
     allow_inexact: AllowInexact = False,
+    calibrate: Calibrate = None,
+    min_sqnr: MinSqnr = None,
     seed: Seed = 0,
     external_data: ExternalData = False,
 ) -> None:
@@ -269,9 +284,8 @@ def ffn(
         from export.adapters.random_weights import random_ffn
         from export.pipeline import export_module
 
-        options = _options(
-            name, models, version, precision, default_precision, overwrite, allow_inexact, seed, external_data
-        )
+        quality = (allow_inexact, calibrate, min_sqnr)
+        options = _options(name, models, version, precision, default_precision, overwrite, quality, seed, external_data)
         made = random_ffn(d, d_ff, activation=activation, bias=bias, init=init, seed=seed)
         return export_module(made, options, source=_random_source(init, seed), progress=progress, consume=True)
 
@@ -297,6 +311,8 @@ def block(
     default_precision: DefaultPrecision = None,
     overwrite: Overwrite = False,
     allow_inexact: AllowInexact = False,
+    calibrate: Calibrate = None,
+    min_sqnr: MinSqnr = None,
     seed: Seed = 0,
     external_data: ExternalData = False,
 ) -> None:
@@ -306,9 +322,8 @@ def block(
         from export.adapters.random_weights import random_stack
         from export.pipeline import export_module
 
-        options = _options(
-            name, models, version, precision, default_precision, overwrite, allow_inexact, seed, external_data
-        )
+        quality = (allow_inexact, calibrate, min_sqnr)
+        options = _options(name, models, version, precision, default_precision, overwrite, quality, seed, external_data)
         made = random_stack(
             d,
             heads,
@@ -335,13 +350,14 @@ def _options(
     precision: list[Choice] | None,
     default_precision: Precision | None,
     overwrite: bool,
-    allow_inexact: bool,
+    quality: tuple[bool, Path | None, float | None],
     seed: int,
     external_data: bool,
 ) -> Options:
     from export.pipeline import PRECISIONS, Options
     from export.weights_file import PROTOBUF_LIMIT
 
+    allow_inexact, calibrate, min_sqnr = quality
     return Options(
         name=name,
         models=models,
@@ -350,6 +366,8 @@ def _options(
         default_precision=default_precision,
         overwrite=overwrite,
         allow_inexact=allow_inexact,
+        calibrate=calibrate,
+        min_sqnr=min_sqnr,
         seed=seed,
         external_above=0 if external_data else PROTOBUF_LIMIT,
     )

@@ -20,7 +20,7 @@ from export.precision import float64_layer_by_layer
 from export.reference import Case
 from export.relative_error import Float64, relative_error, sqnr_db
 from export.routed import with_margin
-from service.manifest import Parity, Precision, Routing
+from service.manifest import Parity, Routing
 from service.memory import Memory
 from service.session import run_packed
 
@@ -30,7 +30,6 @@ RAGGED: Final = ((1, 1), (3, 7), (5, 1, 9, 2), (1,) * 16, (64, 1, 17, 40))
 ONE_LAYER: Final = 2e-6
 SIX_LAYERS: Final = 1e-5
 LEAST_WITH_MARGIN: Final = 0.5  # of the tokens; less would prove little
-INT8_SQNR_DB: Final = 20.0  # below this the noise is a tenth of the signal: the weights do not suit 8 bits
 
 
 def fp32_bar(depth: int) -> float:
@@ -131,20 +130,21 @@ def _noise(routing: Sequence[Routing]) -> str:
     return ", ".join(f"{router.noise:.1e}" for router in routing)
 
 
-def check(parity: Sequence[Parity], precision: Precision, depth: int) -> None:
-    """Hold `parity` against the bar of its precision.
+def check(parity: Sequence[Parity], depth: int, min_sqnr_db: float | None) -> None:
+    """Hold `parity` against `min_sqnr_db` or, without it, against float32's bar for `depth`.
 
     Raises:
         ProofError: names the worst shape, what was measured and what is allowed.
     """
     worst = max(parity, key=lambda row: row.relative_error)
-    if precision == "fp32" and worst.relative_error > fp32_bar(depth):
+    if min_sqnr_db is None and worst.relative_error > fp32_bar(depth):
         raise ProofError(
             f"relative error {worst.relative_error:.2e} against torch in float64 at sequence lengths "
             f"{worst.seq_lens}, allowed {fp32_bar(depth):.2e} for a depth of {depth}"
         )
-    if precision == "int8" and worst.sqnr_db < INT8_SQNR_DB:
+    if min_sqnr_db is not None and worst.sqnr_db < min_sqnr_db:
         raise ProofError(
             f"SQNR {worst.sqnr_db:.1f} dB against torch in float64 at sequence lengths {worst.seq_lens}, "
-            f"required {INT8_SQNR_DB:.0f} dB: these weights do not suit 8 bits; export --precision fp32"
+            f"required {min_sqnr_db:.0f} dB: these weights do not suit 8 bits; --min-sqnr {min_sqnr_db:.0f} makes the "
+            "worst matmuls more exact, --precision fp32 all"
         )

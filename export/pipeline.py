@@ -5,46 +5,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version as package_version
 from pathlib import Path
 
-import onnx_ir as ir
-import onnxruntime as ort
 from torch import nn
 
 from export import parity
 from export.adapters.registry import pack
 from export.blocks import longest_sequence
 from export.bundle import check_free, check_name, new_bundle
-from export.certify import certify, check_position_wise
-from export.errors import ExportError, ProofError
+from export.errors import ExportError
 from export.experts import active_parameters, check_experts, expert_layers, expert_shares
 from export.graph import to_graph, weight_flops, width_of_output
-from export.lowering import lower
 from export.packed import Packed
 from export.precision import parameter_count
-from export.quantize import count_quantized_matmuls, count_weight_matmuls, quantize_int8
-from export.reference import Case, write_reference
+from export.precisions import INT8_SQNR_DB
+from export.quantize import count_weight_matmuls
+from export.reference import write_reference
 from export.report import report
 from export.routed import expert_loads
-from export.routing_noise import measure_routing
 from export.scan import check_weights
-from export.weights_file import (
-    PROTOBUF_LIMIT,
-    data_file,
-    empty_weights,
-    forget,
-    move_out,
-    release_weights,
-    save,
-    weight_bytes,
-)
-from service.cpu import cpu_quota
-from service.manifest import MANIFEST, REFERENCE, REPORT, DataFile, Manifest, Precision, Variant, file_sha256
-from service.session import open_session, session_facts
+from export.variants import make_variants
+from export.weights_file import PROTOBUF_LIMIT, empty_weights, move_out, release_weights, weight_bytes
+from service.manifest import MANIFEST, REFERENCE, REPORT, Manifest, Precision, file_sha256
 
 Progress = Callable[[str], None]
 
@@ -62,6 +49,8 @@ class Options:
     default_precision: what `<name>` serves; None: int8 if it is made.
     overwrite: replace the version if it exists.
     allow_inexact: write variants whose certificate is not exact; the service will not pack those by default.
+    calibrate: tokens to choose int8's scales on (`export.quantization.calibration`); None: synthetic ones.
+    min_sqnr: in dB; quantized variants that miss it get more exact matmuls, the worst first, until they hold it.
     seed: of every random input.
     external_above: bytes of weights beyond which they go into a file beside the ONNX file, and torch's copy is freed.
     """
@@ -73,6 +62,8 @@ class Options:
     default_precision: Precision | None = None
     overwrite: bool = False
     allow_inexact: bool = False
+    calibrate: Path | None = None
+    min_sqnr: float | None = None
     seed: int = 0
     external_above: int = PROTOBUF_LIMIT
 
@@ -89,6 +80,8 @@ class Options:
             raise ExportError(f"default precision {self.default()} is not among {', '.join(self.precisions)}")
         if not 0 <= self.external_above <= PROTOBUF_LIMIT:
             raise ExportError(f"external_above {self.external_above}: expected 0 to {PROTOBUF_LIMIT}, protobuf's limit")
+        if self.min_sqnr is not None and not 0 < self.min_sqnr < math.inf:
+            raise ExportError(f"min_sqnr {self.min_sqnr}: expected a positive number of dB")
         check_free(self.models, self.name, self.version, overwrite=self.overwrite)
 
 
@@ -160,7 +153,7 @@ def export_packed(
             progress("Write the weights into a file of their own, and free torch's")
             move_out(graph, folder / "fp32-cpu.onnx")
             release_weights(packed.module)
-        variants = _variants(graph, packed, options, cases, folder, progress)
+        variants = make_variants(graph, packed, options, cases, folder, progress)
         progress("Write the manifest")
         write_reference(folder / REFERENCE, cases)
         manifest = Manifest(
@@ -191,81 +184,9 @@ def export_packed(
         )
         (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         bar = parity.fp32_bar(packed.depth or 1)
-        text = report(manifest, packed.proofs, fp32_bar=bar, int8_bar_db=parity.INT8_SQNR_DB)
+        text = report(manifest, packed.proofs, fp32_bar=bar, int8_bar_db=max(INT8_SQNR_DB, options.min_sqnr or 0))
         (folder / REPORT).write_text(text, encoding="utf-8")
     return final
-
-
-def _variants(
-    graph: ir.Model,
-    packed: Packed,
-    options: Options,
-    cases: Sequence[Case],
-    folder: Path,
-    progress: Progress,
-) -> list[Variant]:
-    """Make and prove each variant in `folder`. The float file is always made: int8 is held against its NaN rows."""
-    threads = cpu_quota()
-    made: list[Variant] = []
-    fp32: ort.InferenceSession | None = None
-    for precision in PRECISIONS:
-        if precision != "fp32" and precision not in options.precisions:
-            continue
-        progress(f"{precision}: write the graph, compare with torch, certify")
-        model = quantize_int8(graph) if precision == "int8" else graph.clone()
-        lower(model, "cpu")
-        path = folder / f"{precision}-cpu.onnx"
-        forget(graph)
-        beside = save(model, path, external_above=options.external_above)
-        session = open_session(path, "cpu", threads)
-        try:
-            routing = measure_routing(model, cases, folder, ir.save)
-            rows = parity.measure(session, cases, routing)
-            parity.check(rows, precision, packed.depth or 1)
-            if packed.kind == "position-wise":
-                check_position_wise(session, packed.d_in, seed=options.seed)
-            certificate = certify(
-                session,
-                packed.kind,
-                packed.d_in,
-                d_memory=packed.d_memory,
-                seed=options.seed,
-                facts=session_facts(threads),
-                quantized=precision != "fp32",
-                fp32=fp32,
-                other_threads=open_session(path, "cpu", 1 if threads > 1 else 2),
-            )
-        except ProofError as cause:
-            raise ProofError(f"{precision}: {cause}") from cause
-        if certificate.kind != "exact" and not options.allow_inexact:
-            failed = ", ".join(name for name, same in certificate.checks.items() if not same)
-            raise ProofError(
-                f"{precision}: the certificate is {certificate.kind!r}, not 'exact': results differ by up to "
-                f"{certificate.max_drift:.1e} in: {failed}; --allow-inexact writes it all the same"
-            )
-        if precision == "fp32":
-            fp32 = session
-        if precision not in options.precisions:
-            path.unlink()
-            continue  # its data file stays until int8 has read it
-        made.append(
-            Variant(
-                precision=precision,
-                provider="cpu",
-                file=path.name,
-                sha256=file_sha256(path),
-                bytes=path.stat().st_size,
-                data=[DataFile(file=file.name, sha256=file_sha256(file), bytes=file.stat().st_size) for file in beside],
-                quantized_matmuls=count_quantized_matmuls(model),
-                float_matmuls=count_weight_matmuls(model),
-                parity=rows,
-                routing=routing,
-                certificate=certificate,
-            )
-        )
-    if "fp32" not in options.precisions:
-        data_file(folder / "fp32-cpu.onnx").unlink(missing_ok=True)
-    return made
 
 
 def _qualified_name(module: nn.Module) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from service.manifest import Manifest, Variant
+from service.manifest import SYNTHETIC, Manifest, Variant
 
 
 def report(manifest: Manifest, proofs: Mapping[str, float], *, fp32_bar: float, int8_bar_db: float) -> str:
@@ -34,9 +34,12 @@ def report(manifest: Manifest, proofs: Mapping[str, float], *, fp32_bar: float, 
         rows = [(name, f"{error:.1e}") for name, error in proofs.items()]
         parts += ["## Proved in torch, float64", _table(("property", "largest relative error"), rows)]
     parts += ["## Variants", _variants(m.variants)]
+    for variant in m.variants:
+        parts += list(_quantized(variant))
     parts += [
         "## Parity with torch in float64",
-        f"fp32 must stay within a relative error of {fp32_bar:.1e}; int8 has an SQNR of at least {int8_bar_db:.0f} dB.",
+        f"fp32 must stay within a relative error of {fp32_bar:.1e}; quantized ones have an "
+        f"SQNR of at least {int8_bar_db:.0f} dB.",
         _parity(m.variants),
         *_experts(m),
         "## Certificate: a token's result against its batch neighbours",
@@ -103,6 +106,28 @@ def _experts(m: Manifest) -> list[str]:
         "tokens were sent to other experts than in float64:",
         _table(header, rows),
     ]
+
+
+def _quantized(variant: Variant) -> Iterator[str]:
+    """What a quantized variant was calibrated on, and what became of each of its weight matmuls."""
+    if variant.calibration is not None:
+        known = not variant.calibration.startswith(SYNTHETIC)
+        warning = "" if known else " **Not what the model meets: export with --calibrate and tokens of your own.**"
+        yield f"{variant.precision}: scales were chosen on {variant.calibration}.{warning}"
+    if not variant.matmuls:
+        return
+    if kept := [matmul.weight for matmul in variant.matmuls if matmul.form == "float32"]:
+        yield f"{variant.precision}: these weight matmuls stay float to hold the error budget: {', '.join(kept)}."
+    rows = [
+        (
+            matmul.weight,
+            matmul.form,
+            "-" if matmul.smoothing_alpha is None else f"{matmul.smoothing_alpha:g}, in the {matmul.smoothing_place}",
+            "-" if matmul.sqnr_db is None else f"{matmul.sqnr_db:.1f}",
+        )
+        for matmul in variant.matmuls
+    ]
+    yield _table((f"{variant.precision}: weight", "form", "smoothing alpha", "SQNR dB, this matmul alone"), rows)
 
 
 def _parity(variants: Sequence[Variant]) -> str:

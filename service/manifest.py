@@ -21,7 +21,9 @@ REPORT: Final = "report.md"
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 RESERVED: Final = frozenset({"stats"})  # GET /v2/models/stats is the protocol's own
 
-Precision = Literal["fp32", "int8"]
+SYNTHETIC: Final = "synthetic: "  # how the name of a calibration begins that is not the user's own tokens
+
+Precision = Literal["fp32", "int8", "int8-fast"]
 Kind = Literal["position-wise", "sequence"]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -77,6 +79,20 @@ class DataFile(Strict):
     bytes: int = Field(gt=0)
 
 
+class WeightMatmul(Strict):
+    """What became of one weight matmul in a quantized variant."""
+
+    weight: str
+    form: Literal["uint8 x uint8", "uint8 x int8", "float32"] = Field(description="types that the kernel multiplies")
+    smoothing_alpha: float | None = Field(
+        default=None, description="share of the outliers' magnitude that moved into the weight; null: not smoothed"
+    )
+    smoothing_place: Literal["norm", "weights", "multiply"] | None = Field(
+        default=None, description="what divides the activations: the norm or weights before, or an operator of its own"
+    )
+    sqnr_db: float | None = Field(default=None, description="of this matmul alone, on the calibration's rows")
+
+
 class Variant(Strict):
     """One ONNX file for one execution provider and precision."""
 
@@ -88,6 +104,8 @@ class Variant(Strict):
     data: list[DataFile] = Field([], description="weights beside the ONNX file; empty: they are in it")
     quantized_matmuls: int = Field(ge=0, description="weight matmuls replaced by integer ones")
     float_matmuls: int = Field(ge=0, description="weight matmuls left in float")
+    calibration: str | None = Field(default=None, description="tokens that the scales were chosen on; null: none were")
+    matmuls: list[WeightMatmul] = Field(default=[], description="of a quantized variant, in the graph's order")
     parity: list[Parity] = Field(min_length=1)
     routing: list[Routing] = Field(default=[], description="one for each layer of experts, in the order they run")
     certificate: Certificate

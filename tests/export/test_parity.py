@@ -28,13 +28,13 @@ def test_the_fp32_bar_is_2e_6_for_one_layer_and_1e_5_for_six() -> None:
 
 
 def test_each_precision_is_held_to_its_own_bar() -> None:
-    parity.check([row(1.9e-6)], "fp32", 1)
-    parity.check([row(9e-6)], "fp32", 6)
-    parity.check([row(0.05, 26.0)], "int8", 1)
+    parity.check([row(1.9e-6)], 1, None)
+    parity.check([row(9e-6)], 6, None)
+    parity.check([row(0.05, 26.0)], 1, 20.0)
     with pytest.raises(ProofError, match=r"relative error 2\.10e-06 .* sequence lengths \[7\], allowed 2\.00e-06"):
-        parity.check([row(1e-7), row(2.1e-6)], "fp32", 1)
+        parity.check([row(1e-7), row(2.1e-6)], 1, None)
     with pytest.raises(ProofError, match=r"SQNR 19\.0 dB .* required 20 dB"):
-        parity.check([row(0.05, 26.0), row(0.112, 19.0)], "int8", 1)
+        parity.check([row(0.05, 26.0), row(0.112, 19.0)], 1, 20.0)
 
 
 def test_relative_error_of_zeros() -> None:

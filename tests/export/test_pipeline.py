@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from export import pipeline
+from export import pipeline, variants
 from export.adapters.random_weights import Init, random_ffn, random_stack
 from export.adapters.registry import pack
 from export.blocks import BlockStack
@@ -178,7 +178,7 @@ def inexact(*_: Any, **__: Any) -> Certificate:
 
 
 def test_an_inexact_certificate_is_refused_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "certify", inexact)
+    monkeypatch.setattr(variants, "certify", inexact)
     packed = pack(random_ffn(8, 16))
     message = "fp32: the certificate is 'tolerance'.* in: beside sequences 30x larger; --allow-inexact"
     with pytest.raises(ProofError, match=message):

@@ -9,14 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from export.errors import ExportError
-from export.quantize import (
-    DOMAIN,
-    MAX_INNER,
-    OPERATOR,
-    count_quantized_matmuls,
-    count_weight_matmuls,
-    quantize_int8,
-)
+from export.quantization.forms import DOMAIN, EIGHT_BIT, FORMS, OPERATORS, SEVEN_BIT, Form
+from export.quantize import count_quantized_matmuls, count_weight_matmuls, quantize_int8
 from service.packing import Float32
 from service.recheck import same_bits
 from tests.export.hand_built import ffn, graph, linear, opened, random_ffn, run, saved
@@ -55,47 +49,49 @@ def test_a_random_ffn_keeps_35_db(tmp_path: Path, init: str, seed: int) -> None:
     assert sqnr_db(reference, out) >= 35
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.dtype)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("inner", [7, 64, 100, 130, 384, 768, 3072])
-def test_a_row_alone_and_in_any_batch_is_the_same_bits(tmp_path: Path, inner: int, threads: int) -> None:
+def test_a_row_alone_and_in_any_batch_is_the_same_bits(tmp_path: Path, inner: int, threads: int, form: Form) -> None:
     rng = np.random.default_rng(inner)
     for width in (7, 64, 100, 130, 384, 768, 3072):
         model = linear(normal(rng, inner, width, std=inner**-0.5), normal(rng, width))
-        session = opened(quantize_int8(model), tmp_path / f"{width}.onnx", threads)
+        session = opened(quantize_int8(model, form), tmp_path / f"{width}.onnx", threads)
         tokens = normal(rng, 257, inner) * rng.choice([1e-3, 1, 30, 1000], (257, 1)).astype(np.float32)
         alone = np.concatenate([run(session, row[None]) for row in tokens[:40]])
         for rows in (2, 3, 8, 17, 64, 129, 257):
             assert same_bits(alone[:rows], run(session, tokens[:rows])[:40]).all(), (width, rows)
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 33), st.integers(1, 20))
-@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 33), st.integers(1, 20), st.sampled_from(FORMS))
+@settings(max_examples=40, deadline=None)
 def test_the_file_computes_the_stated_formula_in_integers(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, rows: int, inner: int, width: int
+    tmp_path_factory: pytest.TempPathFactory, seed: int, rows: int, inner: int, width: int, form: Form
 ) -> None:
     rng = np.random.default_rng(seed)
     weight, bias = normal(rng, inner, width), normal(rng, width)
     tokens = normal(rng, rows, inner, std=float(10.0 ** rng.integers(-3, 4)))
-    out = run(opened(quantize_int8(linear(weight, bias)), tmp_path_factory.mktemp("m") / "m.onnx"), tokens)
+    out = run(opened(quantize_int8(linear(weight, bias), form), tmp_path_factory.mktemp("m") / "m.onnx"), tokens)
 
     low, high = tokens.min(1, keepdims=True).clip(max=0), tokens.max(1, keepdims=True).clip(min=0)
     step = (high - low) / np.float32(255)
     zero = np.rint(-low / step)
     q = np.clip(np.rint(tokens / step) + zero, 0, 255).astype(np.int64) - zero.astype(np.int64)
-    weight_step = np.abs(weight).max(0) / np.float32(127)
-    levels = np.clip(np.rint(weight / weight_step), -127, 127).astype(np.int64)
+    weight_step = np.abs(weight).max(0) / np.float32(form.levels)
+    levels = np.clip(np.rint(weight / weight_step), -form.levels, form.levels).astype(np.int64)
     expected = (q @ levels) * step.astype(np.float64) * weight_step + bias
     # float32 rounding of the product before the zero point is taken off: |product| <= 255 * 127 * K
     bound = 4 * np.finfo(np.float32).eps * (255 * 127 * inner * step * weight_step + np.abs(expected))
     assert (np.abs(out - expected) <= bound).all()
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.dtype)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_a_row_that_is_not_finite_gives_no_number_and_leaves_its_neighbours_alone(
-    tmp_path: Path, poison: float
+    tmp_path: Path, form: Form, poison: float
 ) -> None:
     rng = np.random.default_rng(5)
-    session = opened(quantize_int8(random_ffn(64, 256, 5)), tmp_path / "m.onnx")
+    session = opened(quantize_int8(random_ffn(64, 256, 5), form), tmp_path / "m.onnx")
     tokens = normal(rng, 33, 64)
     clean = run(session, tokens)
     tokens[16, 3] = poison
@@ -105,39 +101,43 @@ def test_a_row_that_is_not_finite_gives_no_number_and_leaves_its_neighbours_alon
     assert same_bits(clean[others], out[others]).all()
 
 
-def test_a_row_of_zeros_gives_the_bias_to_the_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.dtype)
+def test_a_row_of_zeros_gives_the_bias_to_the_bit(tmp_path: Path, form: Form) -> None:
     rng = np.random.default_rng(6)
     bias = normal(rng, 100)
-    session = opened(quantize_int8(linear(normal(rng, 130, 100), bias)), tmp_path / "m.onnx")
+    session = opened(quantize_int8(linear(normal(rng, 130, 100), bias), form), tmp_path / "m.onnx")
     assert (run(session, np.zeros((3, 130), np.float32)) == bias).all()
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.dtype)
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e6, 1e33])
-def test_quality_does_not_depend_on_the_magnitude_of_a_row(tmp_path: Path, magnitude: float) -> None:
+def test_quality_does_not_depend_on_the_magnitude_of_a_row(tmp_path: Path, form: Form, magnitude: float) -> None:
     rng = np.random.default_rng(7)
     model = linear(normal(rng, 256, 64, std=1 / 16), np.zeros(64, np.float32))
     tokens = normal(rng, 8, 256, std=magnitude)
     reference = run(opened(model, tmp_path / "fp32.onnx"), tokens)
-    out = run(opened(quantize_int8(model), tmp_path / "int8.onnx"), tokens)
-    assert sqnr_db(reference / np.float32(magnitude), out / np.float32(magnitude)) >= 35
+    out = run(opened(quantize_int8(model, form), tmp_path / "int8.onnx"), tokens)
+    assert sqnr_db(reference / np.float32(magnitude), out / np.float32(magnitude)) >= (35 if form is EIGHT_BIT else 32)
 
 
-def test_denormal_rows_and_columns_of_zeros_stay_finite(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.dtype)
+def test_denormal_rows_and_columns_of_zeros_stay_finite(tmp_path: Path, form: Form) -> None:
     rng = np.random.default_rng(8)
     weight, bias = normal(rng, 64, 32), normal(rng, 32)
     weight[:, 5] = 0
     out = run(
-        opened(quantize_int8(linear(weight, bias)), tmp_path / "m.onnx"),
+        opened(quantize_int8(linear(weight, bias), form), tmp_path / "m.onnx"),
         np.concatenate([np.full((1, 64), 1e-42, np.float32), normal(rng, 2, 64)]),
     )
     assert np.allclose(out[0], bias, rtol=0, atol=1e-30)
     assert (out[:, 5] == bias[5]).all()
 
 
-def test_full_range_weights_and_activations_do_not_saturate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.dtype)
+def test_full_range_weights_and_activations_do_not_saturate(tmp_path: Path, form: Form) -> None:
     """uint8 x int8 kernels add pairs in 16 bits: this input makes every pair as large as it can be."""
     weight = np.where(np.arange(64) % 2, 1, -1).astype(np.float32) * np.ones((512, 1), np.float32)
-    session = opened(quantize_int8(linear(weight, np.zeros(64, np.float32))), tmp_path / "m.onnx")
+    session = opened(quantize_int8(linear(weight, np.zeros(64, np.float32)), form), tmp_path / "m.onnx")
     tokens = np.ones((5, 512), np.float32)
     assert np.allclose(run(session, tokens), tokens @ weight, rtol=1e-6)
 
@@ -201,7 +201,7 @@ def test_onnx_runtime_keeps_the_bias_out_of_the_row_scale_and_fuses_it_with_gelu
     integer = [node for node in nodes if node.op_type == "MatMulIntegerToFloat"]
     assert [len(node.input) for node in integer] == [6, 6]  # a seventh would be the bias
     assert [node.op_type for node in nodes].count("BiasGelu") == 1
-    assert not any(node.op_type in {"MatMul", "Gemm", OPERATOR} for node in nodes)
+    assert not any(node.op_type in {"MatMul", "Gemm", *OPERATORS} for node in nodes)
 
 
 def test_nothing_to_quantize_is_an_error() -> None:
@@ -239,17 +239,28 @@ def test_a_weight_that_is_not_finite_is_an_error_that_names_it(poison: float) ->
         quantize_int8(linear(weight, np.zeros(4, np.float32)))
 
 
-def test_the_inner_dimension_is_bounded_by_the_accumulator() -> None:
-    assert MAX_INNER * 255 * 255 < 2**31 <= (MAX_INNER + 1) * 255 * 255
-    with pytest.raises(ExportError, match=f"'w' has {MAX_INNER + 1} rows"):
-        quantize_int8(linear(np.ones((MAX_INNER + 1, 1), np.float32), np.zeros(1, np.float32)))
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.dtype)
+def test_the_inner_dimension_is_bounded_by_the_accumulator(form: Form) -> None:
+    largest = 255 * (form.zero + form.levels)
+    assert form.max_inner * largest < 2**31 <= (form.max_inner + 1) * largest
+    long = linear(np.ones((form.max_inner + 1, 1), np.float32), np.zeros(1, np.float32))
+    with pytest.raises(ExportError, match=f"'w' has {form.max_inner + 1} rows; {form.name} .* allow {form.max_inner}"):
+        quantize_int8(long, form)
 
 
-def test_the_longest_inner_dimension_is_still_exact(tmp_path: Path) -> None:
-    model = linear(np.ones((MAX_INNER, 2), np.float32), np.zeros(2, np.float32))
-    out = run(opened(quantize_int8(model), tmp_path / "m.onnx"), np.ones((2, MAX_INNER), np.float32))
-    assert np.allclose(out, MAX_INNER, rtol=1e-6)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.dtype)
+def test_the_longest_inner_dimension_is_still_exact(tmp_path: Path, form: Form) -> None:
+    model = linear(np.ones((form.max_inner, 2), np.float32), np.zeros(2, np.float32))
+    out = run(opened(quantize_int8(model, form), tmp_path / "m.onnx"), np.ones((2, form.max_inner), np.float32))
+    assert np.allclose(out, form.max_inner, rtol=1e-6)
+
+
+def test_no_two_products_of_the_seven_bit_form_saturate_16_bits() -> None:
+    assert 2 * 255 * SEVEN_BIT.levels <= 2**15 - 1
+    assert 2 * 255 * (SEVEN_BIT.levels + 1) > 2**15 - 1
 
 
 def test_the_function_is_in_the_file_under_its_domain() -> None:
-    assert [(f.domain, f.name) for f in quantize_int8(random_ffn(8, 16, 0)).functions.values()] == [(DOMAIN, OPERATOR)]
+    for form in FORMS:
+        functions = quantize_int8(random_ffn(8, 16, 0), form).functions.values()
+        assert [(f.domain, f.name) for f in functions] == [(DOMAIN, form.operator)]

@@ -1,0 +1,116 @@
+"""The integer forms of a weight matmul: their ONNX functions, the integers they hold and the bounds these keep.
+
+Activations are quantized per token at run time (uint8, scale and zero point from that row's range, zero included),
+weights per output channel (symmetric, [-levels, levels]). For one row x and one column w:
+
+    s = (max(x, 0) - min(x, 0)) / 255    z = round(-min(x, 0) / s)    q = round(x / s) + z
+    y = s * (sw * sum(q * qw) - z * sw * sum(qw))        s is NaN where x holds NaN or Inf
+
+Only row-wise scalars, elementwise operators and an exact integer matmul: no row can see another. The bias Add stays
+outside, where ONNX Runtime fuses it with a GELU that follows. `bench/int8_forms.py` measures these forms and others: a
+correction as rank-1 Gemm onto the product is 1 to 2 % faster, but a Gemm picks its kernel by the number of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import onnx.parser
+import onnx_ir as ir
+
+DOMAIN: Final = "tokenslab"  # of every model-local function and intent
+MIN_OPSET: Final = 21  # QuantizeLinear with a scale for each row
+
+STEPS: Final = 255  # an activation is one of 0 .. 255
+_ACCUMULATOR: Final = 2**31 - 1
+_PAIR_SUM: Final = 2**15 - 1
+
+FormName = Literal["uint8 x uint8", "uint8 x int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One kind of integer matmul.
+
+    name: in manifests and reports, by the types that the kernel multiplies.
+    operator: of the model-local function, in `DOMAIN`.
+    levels: weights are rounded to integers in [-levels, levels].
+    dtype: that the integers are stored in, after `zero` is added.
+    """
+
+    name: FormName
+    operator: str
+    levels: int
+    dtype: Literal["uint8", "int8"]
+    zero: int
+
+    @property
+    def max_inner(self) -> int:
+        """The longest inner dimension whose products, as they are stored, surely fit the kernel's int32."""
+        return _ACCUMULATOR // (STEPS * (self.zero + self.levels))
+
+    def stored(self, integers: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8] | npt.NDArray[np.int8]:
+        """`integers` in [-levels, levels] as the file holds them."""
+        shifted = integers + self.zero
+        return shifted.astype(np.uint8) if self.dtype == "uint8" else shifted.astype(np.int8)
+
+    def text(self, opset: int) -> str:
+        """The function in ONNX's text syntax: <inner = K> (x (N, K), weight, scales, column_sums) -> y (N, M)."""
+        zero = f"{self.dtype} {{{self.zero}}}"
+        return _FUNCTION.replace("OPSET", str(opset)).replace("OPERATOR", self.operator).replace("WEIGHT_ZERO", zero)
+
+    def function(self, opset: int) -> ir.Function:
+        """The function; ONNX Runtime wants one version of the standard operators in a file."""
+        return ir.serde.deserialize_function(onnx.parser.parse_function(self.text(opset)))
+
+
+# Few operators, for one row costs as many dispatches as a thousand. `least` keeps the scale of a row of zeros a normal
+# float32. ReduceMax and the casts swallow NaN, Max does not: `guard`, 0 or NaN, brings it (and Inf) to the row's scale.
+# Its mean overflows for rows beyond about 1e35, which then give NaN rather than a number. QuantizeLinear in blocks of a
+# whole row takes the scales as they are, and rounds the zero point as it rounds the row.
+_FUNCTION: Final = f"""
+<opset_import: ["": OPSET, "com.microsoft": 1], domain: "{DOMAIN}">
+OPERATOR <inner> (x, weight, scales, column_sums) => (y)
+{{
+  last = Constant <value_ints = [-1]> ()
+  zero = Constant <value = float {{0}}> ()
+  one = Constant <value = float {{1}}> ()
+  steps = Constant <value = float {{{STEPS}}}> ()
+  least = Constant <value = float {{3e-36}}> ()
+  activation_zero = Constant <value = uint8 {{0}}> ()
+  weight_zero = Constant <value = WEIGHT_ZERO> ()
+
+  mean = ReduceMean <keepdims = 1> (x, last)
+  guard = Mul (mean, zero)
+  highest = ReduceMax <keepdims = 1> (x, last)
+  lowest = ReduceMin <keepdims = 1> (x, last)
+  top = Max (highest, least, guard)
+  bottom = Min (lowest, zero)
+  range = Sub (top, bottom)
+  scale = Div (range, steps)
+
+  below = Neg (bottom)
+  zero_point = QuantizeLinear <axis = 1, block_size = 1> (below, scale)
+  q = QuantizeLinear <axis = 1, block_size: int = @inner> (x, scale, zero_point)
+  product = com.microsoft.MatMulIntegerToFloat (q, weight, one, scales, activation_zero, weight_zero)
+
+  row_zero = Cast <to = 1> (zero_point)
+  offset = Mul (row_zero, column_sums)
+  centred = Sub (product, offset)
+  y = Mul (centred, scale)
+}}
+"""
+
+# Full 8-bit weights, stored with a zero point: uint8 x uint8 kernels widen before they multiply, exact everywhere.
+EIGHT_BIT: Final = Form("uint8 x uint8", "QuantizedMatMul", levels=127, dtype="uint8", zero=128)
+
+# uint8 x int8 kernels of AVX2, and of AVX-512 without VNNI, add two products in 16 bits and saturate: 255 * 127 * 2 is
+# 64,770. With weights of at most 64 any two products fit, 255 * 64 * 2 = 32,640, and the kernel is exact everywhere.
+SEVEN_BIT: Final = Form("uint8 x int8", "QuantizedMatMul7Bit", levels=64, dtype="int8", zero=0)
+assert 2 * STEPS * SEVEN_BIT.levels <= _PAIR_SUM
+
+FORMS: Final[tuple[Form, ...]] = (EIGHT_BIT, SEVEN_BIT)
+OPERATORS: Final = frozenset(form.operator for form in FORMS)

@@ -1,0 +1,192 @@
+"""Makes each variant of a bundle and proves it: graph, file, parity, certificate. Nothing is kept without its proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+import onnxruntime as ort
+
+from export import parity
+from export.certify import certify, check_position_wise
+from export.errors import ExportError, ProofError
+from export.lowering import lower
+from export.packed import Packed
+from export.precisions import RECIPES, Calibrated, Candidates
+from export.quantization.calibration import Activations, Calibration, read_calibration, synthetic_calibration
+from export.quantization.smoothing import activation_widths
+from export.quantize import count_quantized_matmuls, count_weight_matmuls
+from export.reference import Case
+from export.routing_noise import measure_routing
+from export.weights_file import data_file, forget, save
+from service.cpu import cpu_quota
+from service.manifest import Certificate, DataFile, Parity, Precision, Routing, Variant, WeightMatmul, file_sha256
+from service.session import open_session, session_facts
+
+if TYPE_CHECKING:
+    from export.pipeline import Options
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A candidate in its file, measured against torch."""
+
+    path: Path
+    beside: list[Path]
+    model: ir.Model
+    session: ort.InferenceSession
+    parity: list[Parity]
+    routing: list[Routing]
+    matmuls: list[WeightMatmul]
+
+
+def make_variants(
+    graph: ir.Model,
+    packed: Packed,
+    options: Options,
+    cases: Sequence[Case],
+    folder: Path,
+    progress: Callable[[str], None],
+) -> list[Variant]:
+    """Make and prove each variant in `folder`. The float file is always made: int8 is held against its NaN rows.
+
+    Raises:
+        ExportError: the calibration's file is no use, or a graph cannot be quantized.
+        ProofError: a variant misses its bar.
+    """
+    made: list[Variant] = []
+    fp32: ort.InferenceSession | None = None
+    calibration = _calibration(packed, options)
+    calibrated: Calibrated | None = None
+    for precision in sorted({"fp32", *options.precisions}, key=list(RECIPES).index):
+        recipe = RECIPES[precision]
+        if recipe.calibrated and calibrated is None and calibration is not None:
+            warning = " (WARNING: not what the model meets; --calibrate takes yours)" if calibration.synthetic else ""
+            progress(f"Calibrate on {calibration.source}{warning}")
+            calibrated = _run_float(graph, calibration, folder)
+        progress(f"{precision}: write the graph, compare with torch, certify")
+        try:
+            candidates = recipe.transform(graph, calibrated)
+            written = _within_budget(precision, graph, candidates, cases, packed.depth or 1, options, folder)
+            certificate = _certificate(precision, written, packed, options, fp32)
+        except ProofError as cause:
+            raise ProofError(f"{precision}: {cause}") from cause
+        if precision == "fp32":
+            fp32 = written.session
+        if precision not in options.precisions:
+            written.path.unlink()
+            continue  # its data file stays until the others have read it
+        if kept := [matmul.weight for matmul in written.matmuls if matmul.form == "float32"]:
+            progress(f"{precision}: {len(kept)} weight matmuls stay float within the budget: {', '.join(kept)}")
+        made.append(
+            Variant(
+                precision=precision,
+                provider=recipe.provider,
+                file=written.path.name,
+                sha256=file_sha256(written.path),
+                bytes=written.path.stat().st_size,
+                data=[
+                    DataFile(file=file.name, sha256=file_sha256(file), bytes=file.stat().st_size)
+                    for file in written.beside
+                ],
+                quantized_matmuls=count_quantized_matmuls(written.model),
+                float_matmuls=count_weight_matmuls(written.model),
+                calibration=calibration.source if recipe.calibrated and calibration is not None else None,
+                matmuls=written.matmuls,
+                parity=written.parity,
+                routing=written.routing,
+                certificate=certificate,
+            )
+        )
+    if "fp32" not in options.precisions:
+        data_file(folder / "fp32-cpu.onnx").unlink(missing_ok=True)
+    return made
+
+
+def _calibration(packed: Packed, options: Options) -> Calibration | None:
+    """What to calibrate on, if a precision asks for it; a file that is no use is an error before any work."""
+    if not any(RECIPES[precision].calibrated for precision in options.precisions):
+        if options.calibrate is not None:
+            raise ExportError(f"{options.calibrate}: none of {', '.join(options.precisions)} is calibrated")
+        return None
+    if options.calibrate is not None:
+        return read_calibration(options.calibrate, packed.kind, packed.d_in, packed.d_memory)
+    return synthetic_calibration(packed, seed=options.seed)
+
+
+def _run_float(graph: ir.Model, calibration: Calibration, folder: Path) -> Calibrated:
+    lowered = graph.clone()
+    lower(lowered, "cpu")
+    activations = Activations(lowered, activation_widths(graph.graph), calibration.feeds, folder / "calibration.onnx")
+    return Calibrated(activations, trusted=not calibration.synthetic)
+
+
+def _within_budget(
+    precision: Precision,
+    graph: ir.Model,
+    candidates: Candidates,
+    cases: Sequence[Case],
+    depth: int,
+    options: Options,
+    folder: Path,
+) -> _Written:
+    """The first candidate that holds the user's SQNR, found by halving: closer candidates cost time, not accuracy."""
+    recipe = RECIPES[precision]
+    path = folder / f"{precision}-{recipe.provider}.onnx"
+
+    def written(step: int) -> _Written:
+        model = candidates.build(step)
+        lower(model, recipe.provider)
+        forget(graph)
+        beside = save(model, path, external_above=options.external_above)
+        session = open_session(path, recipe.provider, cpu_quota())
+        routing = measure_routing(model, cases, folder, ir.save)
+        rows = parity.measure(session, cases, routing)
+        return _Written(path, beside, model, session, rows, routing, candidates.matmuls(step))
+
+    def holds(found: _Written) -> bool:
+        return options.min_sqnr is None or min(row.sqnr_db for row in found.parity) >= options.min_sqnr
+
+    bar = None if recipe.sqnr_db is None else max(recipe.sqnr_db, options.min_sqnr or 0)
+    found = written(0)
+    if recipe.sqnr_db is not None and candidates.last and not holds(found):
+        below, above, at = 0, candidates.last, 0
+        while above - below > 1:
+            at = (below + above) // 2
+            found = written(at)
+            below, above = (below, at) if holds(found) else (at, above)
+        if at != above:
+            found = written(above)
+        if not count_quantized_matmuls(found.model):
+            raise ProofError(f"every weight matmul would have to stay float to hold {options.min_sqnr:g} dB of SQNR")
+    parity.check(found.parity, depth, bar)
+    return found
+
+
+def _certificate(
+    precision: Precision, written: _Written, packed: Packed, options: Options, fp32: ort.InferenceSession | None
+) -> Certificate:
+    threads = cpu_quota()
+    if packed.kind == "position-wise":
+        check_position_wise(written.session, packed.d_in, seed=options.seed)
+    certificate = certify(
+        written.session,
+        packed.kind,
+        packed.d_in,
+        d_memory=packed.d_memory,
+        seed=options.seed,
+        facts=session_facts(threads),
+        quantized=precision != "fp32",
+        fp32=fp32,
+        other_threads=open_session(written.path, RECIPES[precision].provider, 1 if threads > 1 else 2),
+    )
+    if certificate.kind != "exact" and not options.allow_inexact:
+        failed = ", ".join(name for name, same in certificate.checks.items() if not same)
+        raise ProofError(
+            f"the certificate is {certificate.kind!r}, not 'exact': results differ by up to "
+            f"{certificate.max_drift:.1e} in: {failed}; --allow-inexact writes it all the same"
+        )
+    return certificate
