@@ -1,0 +1,121 @@
+"""The table of precisions, and the error budget that decides what each matmul becomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+from torch import nn
+
+from export.adapters.random_weights import random_ffn, random_stack
+from export.errors import ExportError, ProofError
+from export.pipeline import Options, export_module
+from export.precisions import RECIPES, Integer
+from export.quantization.forms import EIGHT_BIT, SEVEN_BIT
+from export.quantize import count_quantized_matmuls
+from service.manifest import REPORT, Precision, Variant, read_manifest
+from tests.export.hand_built import random_ffn as ffn_graph
+
+
+def only(folder: Path, precision: str) -> Variant:
+    return next(v for v in read_manifest(folder).variants if v.precision == precision)
+
+
+def worst_db(variant: Variant) -> float:
+    return min(row.sqnr_db for row in variant.parity)
+
+
+def test_every_precision_of_a_manifest_has_a_recipe() -> None:
+    assert set(RECIPES) == set(get_args(Precision))
+
+
+def test_each_step_makes_one_matmul_more_exact() -> None:
+    candidates = Integer(ffn_graph(8, 16, 0), None, (SEVEN_BIT, EIGHT_BIT, None))
+    forms = [[matmul.form for matmul in candidates.matmuls(step)] for step in range(candidates.last + 1)]
+    assert forms == [
+        ["uint8 x int8", "uint8 x int8"],
+        ["uint8 x uint8", "uint8 x int8"],
+        ["uint8 x uint8", "uint8 x uint8"],
+        ["float32", "uint8 x uint8"],
+        ["float32", "float32"],
+    ]
+    assert [count_quantized_matmuls(candidates.build(step)) for step in range(5)] == [2, 2, 2, 1, 0]
+
+
+def test_all_precisions_of_a_block_are_exact_and_say_what_they_were_calibrated_on(tmp_path: Path) -> None:
+    stack = random_stack(16, 2, 32, place="pre", seed=1)
+    precisions: tuple[Precision, ...] = ("fp32", "int8", "int8-fast")
+    folder = export_module(stack, Options("block", tmp_path, precisions=precisions))
+    fp32, int8, fast = read_manifest(folder).variants
+    assert {v.certificate.kind for v in (fp32, int8, fast)} == {"exact"}
+    assert fast.file == "int8-fast-cpu.onnx"
+    assert (fp32.calibration, fp32.matmuls) == (None, [])
+    for variant, form in ((int8, "uint8 x uint8"), (fast, "uint8 x int8")):
+        assert variant.calibration == "synthetic: N(0, 1), 1,024 tokens"
+        assert [matmul.form for matmul in variant.matmuls] == [form] * 4
+        assert all(matmul.sqnr_db is not None and matmul.sqnr_db > 25 for matmul in variant.matmuls)
+        assert not any(matmul.smoothing_place == "multiply" for matmul in variant.matmuls[:2])
+    assert worst_db(int8) > worst_db(fast) > 25
+    report = (folder / REPORT).read_text()
+    assert "export with --calibrate" in report
+    assert "| int8-fast: weight | form |" in report
+
+
+def test_the_user_s_own_tokens_calibrate(tmp_path: Path) -> None:
+    tokens = np.random.default_rng(0).standard_normal((600, 16), dtype=np.float32)
+    tokens[:, 3] *= 50
+    np.save(tmp_path / "tokens.npy", tokens)
+    steps: list[str] = []
+    options = Options("ffn", tmp_path, precisions=("int8-fast",), calibrate=tmp_path / "tokens.npy")
+    folder = export_module(random_ffn(16, 32), options, progress=steps.append)
+    fast = only(folder, "int8-fast")
+    assert fast.calibration is not None
+    assert fast.calibration.startswith("tokens.npy (SHA-256 ")
+    assert fast.matmuls[0].smoothing_place == "multiply"
+    assert not any("WARNING" in step for step in steps)
+    assert "export with --calibrate" not in (folder / REPORT).read_text()
+    assert not list(folder.glob("calibration*"))
+
+
+def test_the_worst_matmuls_get_more_bits_and_then_stay_float_until_the_budget_holds(tmp_path: Path) -> None:
+    module = random_ffn(32, 64, seed=2)
+    reached: dict[float | None, list[str]] = {}
+    budgets: tuple[float | None, ...] = (None, 38.0, 44.0)
+    for version, budget in enumerate(budgets, start=1):
+        steps: list[str] = []
+        options = Options("ffn", tmp_path, version=version, precisions=("int8-fast",), min_sqnr=budget)
+        folder = export_module(module, options, progress=steps.append)
+        fast = only(folder, "int8-fast")
+        reached[budget] = [matmul.form for matmul in fast.matmuls]
+        assert worst_db(fast) >= (budget or 0)
+        assert fast.float_matmuls == reached[budget].count("float32")
+        for matmul in fast.matmuls:
+            named = f"stay float to hold the error budget: {matmul.weight}" in (folder / REPORT).read_text()
+            assert named == (matmul.form == "float32") == any(matmul.weight in step for step in steps)
+    assert reached[None] == ["uint8 x int8"] * 2
+    assert "uint8 x uint8" in reached[38.0]
+    assert reached[44.0].count("float32") == 1
+
+
+def test_a_budget_that_only_float_can_hold_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProofError, match="int8: every weight matmul would have to stay float to hold 90 dB"):
+        export_module(random_ffn(8, 16), Options("ffn", tmp_path, min_sqnr=90))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_sqnr": -3.0}, "min_sqnr -3.0: expected a positive"),
+        ({"min_sqnr": float("nan")}, "min_sqnr nan: expected a positive"),
+        ({"calibrate": Path("nowhere.npy")}, "nowhere.npy: not a readable"),
+        ({"calibrate": Path("x.npy"), "precisions": ("fp32",)}, "x.npy: none of fp32 is calibrated"),
+        ({"name": "x-int8-fast"}, "ends in '-int8-fast'"),
+    ],
+)
+def test_options_that_cannot_be_met_leave_nothing(tmp_path: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        export_module(nn.Linear(4, 4), Options(**({"name": "x", "models": tmp_path} | options)))  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
