@@ -46,7 +46,7 @@ def cosines(found: list[Float32], wanted: list[Float32]) -> npt.NDArray[np.float
     return result
 
 
-@pytest.mark.timeout(300)  # one export, one test: its parts would each make their own in other processes
+@pytest.mark.timeout(600)  # one export, one test: its parts would each make their own in other processes
 def test_six_trained_layers_hold_their_bars_in_both_precisions(tmp_path: Path) -> None:
     packed = pack_bert(files() / "model.safetensors", files() / "config.json")
     bundle = export_packed(packed, Options("minilm", tmp_path), source={})
