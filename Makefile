@@ -57,6 +57,10 @@ bench: .venv/.ready ## The service against the same graph in-process: ratios, an
 bench-peers: .venv/.ready ## The service against mosec and the other peers under build/peers, with the goals
 	$(BIN)/tokenslab bench peers --install mosec --check --out build/bench-peers.json
 
+.PHONY: export-table
+export-table: .venv/.ready ## Every architecture in every precision, exported, proved and timed: docs/export-table.md
+	$(BIN)/python -m bench.export_table
+
 .PHONY: docker-test
 docker-test: .venv/.ready ## Build the image and run it for real: confined, right, and losing nothing when stopped
 	$(BIN)/python -m deploy.docker_test

@@ -93,6 +93,19 @@ class WeightMatmul(Strict):
     sqnr_db: float | None = Field(default=None, description="of this matmul alone, on the calibration's rows")
 
 
+class Speed(Strict):
+    """CPU time of one thread, the least of many runs, for windows of one size."""
+
+    tokens: int = Field(ge=1, description="tokens of the window")
+    us_per_token: float = Field(gt=0)
+    floor_us_per_token: float = Field(gt=0, description="of the file's weight matmuls alone, in the same run")
+
+    @property
+    def share_of_floor(self) -> float:
+        """Speed over the floor's: 1 where everything but the weight matmuls is free."""
+        return self.floor_us_per_token / self.us_per_token
+
+
 class Variant(Strict):
     """One ONNX file for one execution provider and precision."""
 
@@ -109,6 +122,7 @@ class Variant(Strict):
     parity: list[Parity] = Field(min_length=1)
     routing: list[Routing] = Field(default=[], description="one for each layer of experts, in the order they run")
     certificate: Certificate
+    speed: list[Speed] = Field(default=[], description="on the certificate's machine, where it was measured")
 
     @property
     def total_bytes(self) -> int:

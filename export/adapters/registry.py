@@ -22,7 +22,7 @@ from export.packed import Packed
 from export.precision import exportable_copy, stored_as
 
 # Imported before the first module is packed; each registers its own adapters.
-_BUILT_IN: Final = (
+BUILT_IN: Final = (
     "export.adapters.bert",
     "export.adapters.gpt2",
     "export.adapters.llama",
@@ -120,7 +120,7 @@ def pack(module: nn.Module, *, d: int | None = None, causal: bool = False, seed:
         ExportError: it has no packed form, or two adapters claim it, or an option does not suit it.
         ProofError: the packed form computes something else.
     """
-    for name in _BUILT_IN:
+    for name in BUILT_IN:
         importlib.import_module(name)
     adapter = _find(module)
     if causal and (adapter is None or not adapter.accepts_causal):

@@ -1,0 +1,122 @@
+"""One architecture -> its rows: exported in every precision, measured, and held against the bars.
+
+Parity and certificate are what the export proved, or the row is the reason why it refused; speed and sentences are
+measured here. A row without a figure that it should have is a row that misses its bar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, get_args
+
+import numpy as np
+
+from bench.export_table.architectures import Architecture
+from bench.export_table.sentences import Sentences
+from export.errors import ExportError
+from export.floor import measure_speed
+from export.packed import Packed
+from export.pipeline import Options, export_packed
+from service.manifest import Precision, Speed, Variant, read_manifest
+
+PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
+
+# Speed over that of the precision's own bare matmuls, at every window, where `Architecture.held_to_floor`.
+FLOOR_BARS: Final[Mapping[str, float]] = {"int8": 0.85, "int8-fast": 0.8}
+# Cosine of 64 sentence embeddings with float32's: least and median.
+COSINE_BARS: Final[Mapping[str, tuple[float, float]]] = {
+    "fp32": (0.999999, 0.999999),
+    "int8": (0.998, 0.999),
+    "int8-fast": (0.997, 0.998),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one architecture in one precision."""
+
+    architecture: str
+    precision: Precision
+    variant: Variant | None  # None: the export refused, and `missed` says why
+    speed: Sequence[Speed]
+    cosine: tuple[float, float] | None  # least and median, where sentences are embedded
+    missed: Sequence[str]
+
+
+def rows(
+    architecture: Architecture,
+    folder: Path,
+    *,
+    precisions: Sequence[Precision] = PRECISIONS,
+    seconds: float,
+    progress: Callable[[str], None],
+) -> list[Row]:
+    """Export `architecture` into `folder`, time its files for about `seconds` a window, and judge each precision."""
+    files = folder / "files"
+    files.mkdir(parents=True)
+    bundles, refused = _exported(architecture.make(files), architecture.slug, folder, precisions, progress)
+    made: dict[Precision, Row] = {}
+    sentences = Sentences() if architecture.sentences and bundles else None
+    for bundle in bundles:
+        manifest = read_manifest(bundle)
+        progress(f"{architecture.slug}: time {', '.join(v.precision for v in manifest.variants)} over their floors")
+        speeds = measure_speed(bundle, manifest, architecture.windows, seconds)
+        for variant in manifest.variants:
+            cosine = None
+            if sentences is not None and variant.provider == "cpu":
+                cosines = sentences.cosines(bundle / variant.file)
+                cosine = float(cosines.min()), float(np.median(cosines))
+            speed = speeds.get(variant.precision, [])
+            missed = list(_missed(architecture, variant, speed, cosine))
+            made[variant.precision] = Row(architecture.name, variant.precision, variant, speed, cosine, missed)
+    for precision, reason in refused.items():
+        made[precision] = Row(architecture.name, precision, None, [], None, [reason])
+    return [made[precision] for precision in precisions]
+
+
+def _exported(
+    packed: Packed, slug: str, folder: Path, precisions: Sequence[Precision], progress: Callable[[str], None]
+) -> tuple[list[Path], dict[Precision, str]]:
+    """All precisions in one bundle; where that is refused each in one of its own, and why some cannot be made."""
+    try:
+        return [_export(packed, slug, folder, precisions, progress)], {}
+    except ExportError as refusal:
+        if len(precisions) == 1:
+            return [], {precisions[0]: str(refusal)}
+    bundles, refused = [], {}
+    for precision in precisions:
+        try:
+            bundles.append(_export(packed, f"{slug}-alone-in-{precision}.", folder, (precision,), progress))
+        except ExportError as refusal:
+            refused[precision] = str(refusal)
+    return bundles, refused
+
+
+def _export(
+    packed: Packed, slug: str, folder: Path, precisions: Sequence[Precision], progress: Callable[[str], None]
+) -> Path:
+    options = Options(slug, folder / "models", precisions=precisions)
+    return export_packed(
+        packed, options, source={"made by": "make export-table"}, progress=lambda step: progress(f"{slug}: {step}")
+    )
+
+
+def _missed(
+    architecture: Architecture, variant: Variant, speed: Sequence[Speed], cosine: tuple[float, float] | None
+) -> list[str]:
+    """The bars that a variant does not reach, in words."""
+    missed = []
+    if variant.certificate.kind != "exact":
+        missed.append(f"certificate {variant.certificate.kind}, required exact")
+    bar = FLOOR_BARS.get(variant.precision)
+    if architecture.held_to_floor and bar is not None:
+        slow = [s for s in speed if s.share_of_floor < bar]
+        missed += [f"{s.share_of_floor:.2f} of the floor's speed at {s.tokens} tokens, required {bar}" for s in slow]
+    wanted = COSINE_BARS.get(variant.precision) if cosine is not None else None
+    if cosine is not None and wanted is not None and not (cosine[0] >= wanted[0] and cosine[1] >= wanted[1]):
+        missed.append(
+            f"cosine {cosine[0]:.4f} at least and {cosine[1]:.4f} in the median, required {wanted[0]} and {wanted[1]}"
+        )
+    return missed
