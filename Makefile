@@ -61,6 +61,10 @@ bench-peers: .venv/.ready ## The service against mosec and the other peers under
 export-table: .venv/.ready ## Every architecture in every precision, exported, proved and timed: docs/export-table.md
 	$(BIN)/python -m bench.export_table
 
+.PHONY: bench-latency
+bench-latency: .venv/.ready ## Latency at 50, 70 and 90 % of the maximum, and of one client, with their bars
+	$(BIN)/tokenslab bench latency --check --out build/bench-latency.json
+
 .PHONY: docker-test
 docker-test: .venv/.ready ## Build the image and run it for real: confined, right, and losing nothing when stopped
 	$(BIN)/python -m deploy.docker_test

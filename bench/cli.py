@@ -15,6 +15,7 @@ from rich.console import Console
 from bench.bundles import ExportFailed
 from bench.cases import CASE_NAMES
 from bench.client import AnswerError
+from bench.latency_cli import latency
 from bench.load import LoadError, choose_generator
 from bench.machine import describe_machine
 from bench.matrix import Plan, Results, run_matrix
@@ -35,6 +36,7 @@ def register(app: typer.Typer) -> None:
     bench.callback()(_group)
     bench.command(epilog="Example: tokenslab bench run --cases 16x32,skewed --rounds 3 --out results.json")(run)
     bench.command()(wire)
+    bench.command()(latency)
     bench.command()(peers)
     app.add_typer(bench, name="bench")
 
