@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from export import pipeline
+from export import variants
 from export.adapters.random_weights import random_stack
 from export.adapters.registry import pack
 from export.errors import ExportError, ProofError
@@ -81,7 +81,7 @@ def test_torch_s_weights_are_given_back_before_onnx_runtime_loads(
         held.append(sum(weight() is not None for weight in weights))
         return opened(*arguments)
 
-    monkeypatch.setattr(pipeline, "open_session", watched)
+    monkeypatch.setattr(variants, "open_session", watched)
     export_module(module, Options("consumed", tmp_path, external_above=0), consume=True)
     assert set(held) == {0}
     assert all(parameter.numel() == 0 for parameter in module.parameters())
@@ -142,7 +142,7 @@ def test_a_failed_export_leaves_no_data_file(tmp_path: Path, monkeypatch: pytest
     def fail(*_: Any, **__: Any) -> None:
         raise ProofError("no")
 
-    monkeypatch.setattr(pipeline, "certify", fail)
+    monkeypatch.setattr(variants, "certify", fail)
     with pytest.raises(ProofError):
         export_packed(pack(stack()), Options("x", tmp_path, external_above=0), source={})
     assert list(tmp_path.iterdir()) == []
