@@ -56,6 +56,9 @@ class Admission:
         `longest` is the longest sequence that the model itself can take; None: any.
         """
         bounds, load = self._bounds, work.load
+        most, taken = self._level_bounds[level - 1], self._levels[level - 1]
+        if self.open_tokens + load <= bounds.queue_tokens and taken + load <= most and not work.longest:
+            return  # the usual case: rows without sequences, for which there is room
         what = "tokens and memory" if work.longest_memory else "tokens"
         if load > bounds.queue_tokens:
             raise TooLarge(f"{what}: {load} in one request, the queue holds {bounds.queue_tokens} (max_queue_tokens)")
@@ -75,7 +78,6 @@ class Admission:
             raise QueueFull(
                 f"{self.open_tokens} tokens wait; {load} more would exceed max_queue_tokens, {bounds.queue_tokens}"
             )
-        most, taken = self._level_bounds[level - 1], self._levels[level - 1]
         if load > most:
             raise TooLarge(f"{what}: {load} in one request, priority {level} holds {most} (max_priority_tokens)")
         if taken + load > most:

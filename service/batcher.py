@@ -23,7 +23,7 @@ from service.lane import Lane, Lanes
 from service.ledger import Ledger
 from service.memory import Memory
 from service.metrics import Metrics
-from service.packing import Float32, Int64
+from service.packing import Float32, Int64, kept
 from service.request import Answer, Bounds, Client, Outcome, Request, ServedModel, Work
 from service.running import Running, give_out
 from service.scheduling.window import Rules, is_large
@@ -64,6 +64,7 @@ class Batcher:
         self._faults = Faults(self._ledger, self._lanes, loop, clock, self._wake)
         watch_waiting(metrics, self._lanes, bounds.levels, clock)
         self._wait: asyncio.TimerHandle | None = None
+        self._free_at = float("-inf")  # when the engine will have run what it runs, as predicted
         self._compute_s = 0.0  # of the last window
 
     @property
@@ -131,10 +132,11 @@ class Batcher:
         `priority` 1 is the highest level, 0 the default one. An `isolate` request shares its windows with nobody.
         Requests of one `client_id` share what its level gives it.
 
-        `done` is called once with what became of it, on the event loop and never before this returns: an Answer,
-        DeadlineExceeded (the service's timeout, or a shorter `timeout_s`), DeadlineUnreachable (it became clear that it
-        would be late), EngineFailed (it failed alone), ModelFailing or ClientGone (the client left before its tokens
-        were packed). By then it counts no more, and `done` may enqueue again; it must not raise.
+        `done` is called once with what became of it, on the event loop and never before this returns: an Answer (whose
+        rows may be a view of the window's: see `packing.kept`), DeadlineExceeded (the service's timeout, or a shorter
+        `timeout_s`), DeadlineUnreachable (it became clear that it would be late), EngineFailed (it failed alone),
+        ModelFailing or ClientGone (the client left before its tokens were packed). By then it counts no more, and
+        `done` may enqueue again; it must not raise.
 
         Raises:
             TooLarge: it could never be admitted, or a sequence is longer than the stated maximum.
@@ -143,44 +145,53 @@ class Batcher:
             ModelFailing: the model does not run at present.
             InvalidInput: there is no such priority.
         """
-        level, now = self._admission.level(priority), self._clock()
+        admission, now = self._admission, self._clock()
+        level = admission.level(priority)
         work = Work.of(tokens, seq_lens, memory)
-        self._admission.check(work, level, model.limits.sequence_tokens)
-        lane = self._lane(model)
+        admission.check(work, level, model.limits.sequence_tokens)
+        lane = self._lanes.get(model) or self._add_lane(model)
         if lane.health.reason is not None:
             raise failing(lane)
-        large = is_large(work.load, work.square, model.limits, lane.cost, self._bounds.chunk_s)
-        request = Request(
-            *(
-                lane,
-                tokens,
-                len(tokens),
-                work.load,
-                work.square,
-                work.ends,
-                work.load_ends,
-                work.squares,
-                client,
-                done,
-                now,
-            ),
-            *(self._admission.deadline(now, timeout_s), level, client_id, isolate, large),
-            memory=memory,
+        load, square, ends, load_ends, squares, _, _ = work
+        large = (square > 0 or load > lane.small_tokens) and is_large(
+            load, square, model.limits, lane.cost, self._bounds.chunk_s
         )
-        if request.deadline < now + self._running_s(now) + lane.cost.seconds(
-            lane.tokens + work.load, lane.squares + work.square
-        ):  # else it is reached whatever goes before it: the usual case, for which no more is computed
-            refusal = unreachable(request, now, self._running_s(now) + lane.cost.marginal(*lane.waiting.ahead(request)))
+        request = Request(
+            lane,
+            tokens,
+            len(tokens),
+            load,
+            square,
+            ends,
+            load_ends,
+            squares,
+            client,
+            done,
+            now,
+            admission.deadline(now, timeout_s),
+            level,
+            client_id,
+            isolate,
+            large,
+            memory,
+        )
+        free_at = now if now > self._free_at else self._free_at
+        if request.deadline < free_at + lane.cost.seconds(lane.tokens + load, lane.squares + square):
+            # Else it is reached whatever goes before it: the usual case, for which no more is computed.
+            refusal = unreachable(request, now, free_at - now + lane.cost.marginal(*lane.waiting.ahead(request)))
             if refusal is not None:
                 raise refusal
         self._ledger.accept(request, work)
-        self._wake()
+        if self._running is None:
+            self._collecting.begin(self._compute_s)
         return request
 
     def rebound(self, bounds: Bounds) -> None:
         """From now on admit and schedule by `bounds`, which have as many priority levels as those before."""
         self._bounds = bounds
         self._admission.rebound(bounds)
+        for lane in self._lanes.all():
+            lane.size_chunks(bounds.chunk_s)
 
     def failing(self, model: ServedModel) -> str | None:
         """Why `model` does not run at present; None if it does, as far as is known."""
@@ -199,16 +210,10 @@ class Batcher:
     def _arrived(self) -> int:
         return self.accepted + self._arrivals()
 
-    def _lane(self, model: ServedModel) -> Lane:
-        lane = self._lanes.get(model)
-        if lane is None:
-            lane = Lane.of(model, self._bounds, self._metrics.of(model.label))
-            self._lanes.add(lane)
+    def _add_lane(self, model: ServedModel) -> Lane:
+        lane = Lane.of(model, self._bounds, self._metrics.of(model.label))
+        self._lanes.add(lane)
         return lane
-
-    def _running_s(self, now: float) -> float:
-        """How long the engine is busy with what runs."""
-        return 0.0 if self._running is None else max(0.0, self._running.predicted_s - (now - self._running.since))
 
     def _wake(self) -> None:
         if self._running is None:
@@ -253,6 +258,7 @@ class Batcher:
             return
         self._lanes.charge(lane, running.predicted_s)
         self._running = running
+        self._free_at = now + running.predicted_s
         self._submit(running.window(self._on_engine_thread))
 
     def _on_engine_thread(self, window: Window) -> None:
@@ -261,6 +267,7 @@ class Batcher:
 
     def _finish(self, window: Window) -> None:
         running, self._running = self._running, None
+        self._free_at = float("-inf")
         assert running is not None
         lane, error = running.lane, window.error or running.fault(window)
         self._compute_s = window.finished - window.started
@@ -287,13 +294,14 @@ class Batcher:
             self._ledger.settle(request, answer)
         now = self._clock()
         running.count(window, complete, now, now - began)
-        lane.learn(running.tokens, running.squares, self._compute_s, now)
+        lane.learn(running.tokens, running.squares, self._compute_s, now, self._bounds.chunk_s)
 
 
 def _resolve(future: asyncio.Future[Answer], outcome: Outcome) -> None:
     if future.done():  # cancelled
         return
     if isinstance(outcome, Answer):
+        outcome.out = kept(outcome.out)  # whoever awaits may take its time
         future.set_result(outcome)
     else:
         future.set_exception(outcome)

@@ -28,15 +28,15 @@ class Deadlines:
     def watch(self, request: Request) -> None:
         """It is open from now on; take it off `open` when it no longer is."""
         self.open.add(request)
-        self._wake_at(request.deadline)
+        if request.deadline < self._at:
+            self._wake_at(request.deadline)
 
     def _wake_at(self, deadline: float) -> None:
-        """At the earliest deadline that was known when the timer was set."""
-        if deadline < self._at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._at = deadline
-            self._timer = self._loop.call_later(max(0.0, deadline - self._clock()), self._expire)
+        """Earlier than the timer was set for, at the earliest deadline that is known."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._at = deadline
+        self._timer = self._loop.call_later(max(0.0, deadline - self._clock()), self._expire)
 
     def _expire(self) -> None:
         self._timer, self._at = None, float("inf")

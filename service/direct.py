@@ -19,8 +19,9 @@ from service.asgi import error_response
 from service.body import MIN_RATE
 from service.errors import BodyTimeout, InternalFault, RequestError, Stopped
 from service.head import InferHead, is_infer
-from service.infer import Infer, encode_reply, encode_slowly, encodes_slowly
+from service.infer import JOIN_BYTES, Infer, encode_reply, encode_slowly, encodes_slowly
 from service.json_decoder import INLINE_JSON
+from service.packing import kept
 from service.protocol import Decoded, Signature
 from service.request import Answer, ClientGone, Outcome, Request
 from service.request_id import HEADER, request_id
@@ -29,6 +30,7 @@ from service.slow_reader import SlowReader, written
 log = logging.getLogger("tokenslab.infer")
 
 KNOWN_HEADS: Final = 1024
+HEAD_BYTES: Final = 2048  # more than the JSON before an answer's tensor, unless the client's own id is in it
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -37,8 +39,16 @@ class Connection(Protocol):
     """Where a request came from, and its answer goes."""
 
     def answer(
-        self, request: DirectRequest, status: int, headers: Headers, parts: Sequence[bytes | memoryview], *, close: bool
-    ) -> None: ...
+        self,
+        request: DirectRequest,
+        status: int,
+        headers: Headers,
+        parts: Sequence[bytes | memoryview],
+        size: int,
+        *,
+        close: bool,
+    ) -> None:
+        """Write it; `size` is that of `parts` together. Of more than JOIN_BYTES, they may be kept."""
 
 
 class DirectHead:
@@ -226,6 +236,8 @@ class DirectRequest:
             self._release()
             return
         if isinstance(outcome, Answer) and self._decoded is not None and self._signature is not None:
+            if outcome.out.nbytes > JOIN_BYTES - HEAD_BYTES or self._decoded.id is not None:
+                outcome.out = kept(outcome.out)  # smaller ones are copied when they are written
             if encodes_slowly(self._decoded, outcome):
                 self._direct.start(self._encode(self._signature, self._decoded, outcome))
                 return
@@ -252,8 +264,9 @@ class DirectRequest:
             self._reply(parts, headers)
 
     def _reply(self, parts: list[bytes | memoryview], headers: Headers) -> None:
-        headers.append((b"content-length", b"%d" % sum(map(len, parts))))
-        self._send(200, headers, parts, close=False)
+        size = sum(map(len, parts))
+        headers.append((b"content-length", b"%d" % size))
+        self._send(200, headers, parts, size, close=False)
 
     def _name(self) -> str:
         """Its id, which its answer will have too."""
@@ -267,12 +280,15 @@ class DirectRequest:
             fault = InternalFault("internal error; see the service's log")
         self._direct.infer.metrics.rejections.labels(fault.reason).inc()
         status, headers, text = error_response(fault)
-        self._send(status, headers, [text], close=fault.close)
+        self._send(status, headers, [text], len(text), close=fault.close)
 
-    def _send(self, status: int, headers: Headers, parts: Sequence[bytes | memoryview], *, close: bool) -> None:
+    def _send(
+        self, status: int, headers: Headers, parts: Sequence[bytes | memoryview], size: int, *, close: bool
+    ) -> None:
         self._release()
         headers.append((HEADER, self._id or request_id(self.head.headers if self.head.named else ())))
-        self._connection.answer(self, status, headers, parts, close=close or self._direct.infer.lifecycle.draining)
+        closing = close or self._direct.infer.lifecycle.draining
+        self._connection.answer(self, status, headers, parts, size, close=closing)
 
     def _release(self) -> None:
         """Its bytes are free again; the connection may keep this object for as long as it idles."""

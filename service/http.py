@@ -225,7 +225,14 @@ class HttpProtocol(HttpToolsProtocol):
             request.complete()
 
     def answer(
-        self, request: DirectRequest, status: int, headers: Headers, parts: Sequence[bytes | memoryview], *, close: bool
+        self,
+        request: DirectRequest,
+        status: int,
+        headers: Headers,
+        parts: Sequence[bytes | memoryview],
+        size: int,
+        *,
+        close: bool,
     ) -> None:
         """Write the answer of a direct request, whose length is among its headers, in one go."""
         self._raw = self._parsed = None
@@ -233,10 +240,10 @@ class HttpProtocol(HttpToolsProtocol):
         close = close or not request.keep_alive
         if not self.transport.is_closing():
             head = [STATUS_LINE[status], self._default_lines()]
-            head += [name + b": " + value + b"\r\n" for name, value in headers]
+            head += [b"%b: %b\r\n" % line for line in headers]
             head.append(b"connection: close\r\n\r\n" if close else b"\r\n")
-            self._answered = sum(map(len, parts))
-            if self._answered <= JOIN_BYTES:
+            self._answered = size
+            if size <= JOIN_BYTES:
                 self.transport.write(b"".join([*head, *parts]))
             else:
                 self.transport.writelines([b"".join(head), *parts])

@@ -197,10 +197,11 @@ async def encode_slowly(
 
 
 def _timing(answer: Answer) -> bytes:
-    return (
-        f"queue;dur={answer.queue_s * 1e3:.3f}, compute;dur={answer.compute_s * 1e3:.3f}, "
-        f'window;desc="{answer.window_tokens}"'
-    ).encode()
+    return b'queue;dur=%.3f, compute;dur=%.3f, window;desc="%d"' % (
+        answer.queue_s * 1e3,
+        answer.compute_s * 1e3,
+        answer.window_tokens,
+    )
 
 
 async def _send(

@@ -16,7 +16,7 @@ from service.scheduling.health import Health
 from service.scheduling.retries import Retry
 from service.scheduling.turns import Turns
 from service.scheduling.waiting import Waiting
-from service.scheduling.window import Rules, plan_window
+from service.scheduling.window import Rules, certainly_small, plan_window
 
 # A model that was asked within this time is one that others make room for.
 RECENT_S: Final = 1.0
@@ -41,6 +41,7 @@ class Lane:
     urgent: float = float("inf")  # earliest deadline of those that wait, or earlier
     asked_at: float = float("-inf")
     learned_at: float = float("-inf")  # when a window last showed what it costs
+    small_tokens: int = 0  # a request without sequences that has no more is small for certain
 
     @classmethod
     def of(cls, model: ServedModel, bounds: Bounds, metrics: ModelMetrics) -> Lane:
@@ -48,6 +49,7 @@ class Lane:
         lane = cls(model, Waiting(bounds.levels, bounds.aging), metrics)
         for timing in model.timings:
             lane.cost.observe(timing.tokens, timing.squares, timing.seconds)
+        lane.size_chunks(bounds.chunk_s)
         return lane
 
     @property
@@ -65,9 +67,11 @@ class Lane:
         self.open += 1
         self.tokens += load
         self.squares += squares
-        self.oldest = min(self.oldest, request.arrived)
-        self.urgent = min(self.urgent, request.deadline)
         self.asked_at = request.arrived
+        if request.arrived < self.oldest:
+            self.oldest = request.arrived
+        if request.deadline < self.urgent:
+            self.urgent = request.deadline
 
     def lighten(self, request: Request, tokens: int, squares: int) -> None:
         """So much of `request` waits no more, and will not run."""
@@ -91,10 +95,15 @@ class Lane:
             self.urgent = min((r.deadline for r in self.waiting), default=float("inf"))
         return pieces
 
-    def learn(self, tokens: int, squares: int, seconds: float, now: float) -> None:
+    def learn(self, tokens: int, squares: int, seconds: float, now: float, chunk_s: float) -> None:
         """A window of so much work took `seconds`."""
         self.cost.observe(tokens, squares, seconds)
         self.learned_at = now
+        self.size_chunks(chunk_s)
+
+    def size_chunks(self, chunk_s: float) -> None:
+        """Say what `small_tokens` is while chunks are of `chunk_s`."""
+        self.small_tokens = certainly_small(self.model.limits, self.cost, chunk_s)
 
 
 class Lanes:

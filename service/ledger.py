@@ -39,8 +39,10 @@ class Ledger:
 
     def accept(self, request: Request, work: Work) -> None:
         """It waits in its lane, counts, and its deadline is watched."""
-        request.lane.add(request, work.load, work.square)
-        self._lanes.join(request.lane)
+        lane = request.lane
+        if not lane.tokens:
+            self._lanes.join(lane)
+        lane.add(request, work.load, work.square)
         self._deadlines.watch(request)
         self._admission.count(request.level, work.load)
         self.accepted += 1

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
+from service.bulk_histogram import BulkHistogram
+
 # Half-octaves from 0.25 ms to 30 s: a window of a small FFN takes under 1 ms, one of a stack seconds.
 SECONDS = (
     0.00025,
@@ -53,13 +55,10 @@ class Metrics:
         self.window_requests = Histogram(
             "tokenslab_window_requests", "Requests per window", model, buckets=REQUESTS, registry=registry
         )
-        self.queue = Histogram(
-            "tokenslab_queue_seconds",
-            "From a complete request to its first window",
-            model,
-            buckets=SECONDS,
-            registry=registry,
+        self.queue = BulkHistogram(
+            "tokenslab_queue_seconds", "From a complete request to its first window", "model", SECONDS
         )
+        registry.register(self.queue)
         self.compute = Histogram(
             "tokenslab_compute_seconds", "Run time of a window", model, buckets=SECONDS, registry=registry
         )
@@ -144,8 +143,7 @@ class ModelMetrics:
         self._requests.inc(len(tokens))
         self._tokens.inc(total)
         self._answered.inc(total)
-        for seconds in queue_s:
-            self._queue.observe(seconds)
+        self._queue.observe(queue_s)
         return total
 
     def count_loss(self, outcome: str, tokens: int) -> None:

@@ -6,7 +6,7 @@ Owns no clock, loop, socket or session. Rows are tokens; the width does not matt
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -60,19 +60,24 @@ def pack(parts: list[Float32], slab: Float32) -> Float32:
 
 
 def split(out: Float32, counts: list[int]) -> list[Float32]:
-    """Rows of `out` (rows, d_out) for each piece.
-
-    A piece of less than a quarter of the window is a copy, a larger one a view: a client that reads slowly then keeps
-    at most four times its own answer in memory, not the whole window's.
+    """Rows of `out` (rows, d_out) for each piece: views of it; see `kept`.
 
     Raises:
         ValueError: `counts` do not add up to the rows of `out`; nobody is given somebody else's rows.
     """
     if sum(counts) != len(out):
         raise ValueError(f"the engine returned {len(out)} rows for a window of {sum(counts)}")
-    edges = np.cumsum([0, *counts]).tolist()
-    pieces = [out[start:stop] for start, stop in pairwise(edges)]
-    return [piece.copy() if 4 * len(piece) < len(out) else piece for piece in pieces]
+    return [out[start:stop] for start, stop in pairwise(accumulate(counts, initial=0))]
+
+
+def kept(piece: Float32) -> Float32:
+    """`piece`, or a copy if it is less than a quarter of the window that it is a view of.
+
+    For whoever keeps it: a client that reads slowly then holds at most four times its own answer in memory, and not
+    the whole window's. What is written at once needs no such copy.
+    """
+    base = piece.base
+    return piece.copy() if base is not None and 4 * piece.nbytes < base.nbytes else piece
 
 
 def drop_padding(tokens: Float32, seq_lens: Int64) -> Float32:

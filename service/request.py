@@ -76,7 +76,9 @@ class Bounds:
 
 @dataclass(slots=True)
 class Answer:
-    """`out` (rows, d_out) and where the time went; `window_tokens` is the size of the (last) window it ran in."""
+    """`out` (rows, d_out), maybe a view of its window's rows, and where the time went; `window_tokens` is the size of
+    the (last) window it ran in.
+    """
 
     out: Float32
     queue_s: float
@@ -132,9 +134,9 @@ class Request:
     client_id: str
     isolate: bool
     large: bool
+    memory: Memory | None = None  # of each sequence
     taken: int = 0
     answered: int = 0
-    memory: Memory | None = None  # of each sequence
     out: Float32 | None = None  # assembled here when the request was cut
     queue_s: float = -1.0
     input_s: float = 0.0

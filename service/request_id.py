@@ -15,7 +15,7 @@ HEADER: Final = b"x-request-id"
 current: ContextVar[str] = ContextVar("request_id", default="")
 
 _SANE: Final = re.compile(rb"[A-Za-z0-9._:@/+=,-]{1,128}")
-_START: Final = secrets.token_hex(6)
+_START: Final = secrets.token_hex(6).encode()
 _numbers: Final = count(1)
 
 
@@ -24,4 +24,4 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     for name, value in headers:
         if name == HEADER and _SANE.fullmatch(value):
             return value
-    return b"%s-%x" % (_START.encode(), next(_numbers))
+    return b"%s-%x" % (_START, next(_numbers))

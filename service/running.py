@@ -22,19 +22,24 @@ Complete = list[tuple[Request, Answer]]
 class Running:
     """Pieces that run together; none: the model is tried out."""
 
-    __slots__ = ("lane", "pieces", "predicted_s", "since", "squares", "tokens", "until")
+    __slots__ = ("chunks", "lane", "pieces", "predicted_s", "since", "squares", "tokens", "until")
 
     def __init__(self, lane: Lane, pieces: list[Piece[Request]], since: float, until: float | None = None) -> None:
         self.lane = lane
         self.pieces = pieces
         self.since = since  # when it was given to the engine
         self.until = until  # of a window that failed before: when its parts are no longer run again
-        self.tokens = self.squares = 0  # of work
+        all_tokens = all_squares = chunks = 0
         for request, start, stop in pieces:
-            whole = stop - start == request.rows
-            tokens, squares = (request.load, request.square) if whole else load_between(request, start, stop)
-            self.tokens += tokens
-            self.squares += squares
+            if stop - start == request.rows:
+                all_tokens += request.load
+                all_squares += request.square
+                continue
+            tokens, squares = load_between(request, start, stop)
+            all_tokens += tokens
+            all_squares += squares
+            chunks += 1
+        self.tokens, self.squares, self.chunks = all_tokens, all_squares, chunks  # work, and parts of requests
         self.predicted_s = lane.cost.seconds(self.tokens, self.squares) if pieces else 0.0
 
     def window(self, done: Callable[[Window], None]) -> Window:
@@ -54,10 +59,9 @@ class Running:
 
     def fault(self, window: Window) -> Exception | None:
         """What is wrong with a window that the engine did not fail."""
-        rows = sum(stop - start for _, start, stop in self.pieces)
-        if self.pieces and (window.out is None or len(window.out) != rows):
+        if self.pieces and (window.out is None or len(window.out) != window.rows):
             found = None if window.out is None else window.out.shape
-            return RuntimeError(f"the engine returned {found} for a window of {rows} rows")
+            return RuntimeError(f"the engine returned {found} for a window of {window.rows} rows")
         return None
 
     def count(self, window: Window, complete: Complete, now: float, output_s: float) -> None:
@@ -65,9 +69,8 @@ class Running:
         lane, rows = self.lane, window.rows
         input_s, infer_s = window.packed - window.started, window.finished - window.packed
         lane.metrics.count_window(len(self.pieces), rows, lane.model.limits.tokens, input_s, infer_s, output_s)
-        chunks = sum(piece.stop - piece.start < piece.request.rows for piece in self.pieces)
-        if chunks:
-            lane.metrics.chunks.inc(chunks)
+        if self.chunks:
+            lane.metrics.chunks.inc(self.chunks)
         lane.model.statistics.count_window(rows, input_s, infer_s, output_s)
         if complete:
             requests = [request for request, _ in complete]
@@ -98,12 +101,13 @@ def give_out(running: Running, window: Window) -> Complete:
     """
     pieces, out = running.pieces, window.out
     assert out is not None
-    outs = split(out, [p.stop - p.start for p in pieces])
-    compute_s, input_s = window.finished - window.started, window.packed - window.started
+    outs = split(out, [stop - start for _, start, stop in pieces])
+    started = window.started
+    compute_s, input_s = window.finished - started, window.packed - started
     complete: Complete = []
     for (request, start, stop), rows in zip(pieces, outs, strict=True):
         if request.queue_s < 0:
-            request.queue_s = max(0.0, window.started - request.arrived)
+            request.queue_s = started - request.arrived if started > request.arrived else 0.0
         request.input_s += input_s
         request.compute_s += compute_s
         if request.done is None:

@@ -20,6 +20,7 @@ from service.protocol.tensors import (
     INPUTS,
     MEMORY_INPUTS,
     Tensor,
+    check_size,
     floats,
     json_object,
     kind,
@@ -48,6 +49,21 @@ def decode(signature: Signature, body: memoryview, header_length: bytes | None, 
     # Clients send the same head again and again, unless they number their requests.
     read = _read_known_head if json_size <= _KNOWN_HEAD and b'"id"' not in head else _read_head
     request = read(signature, head, len(body) - json_size, max_json)
+    if request.plain is not None:
+        tokens = np.ndarray(request.plain, _FP32, body, json_size + request.tokens.start)
+        return Decoded(
+            tokens,
+            None,
+            None,
+            None,
+            request.id,
+            request.binary,
+            False,
+            request.timeout_s,
+            None,
+            request.priority,
+            request.isolate,
+        )
     binary = body[json_size:]
     values = floats(request.tokens, binary)
     lens = None if request.seq_lens is None else lengths(request.seq_lens, binary)
@@ -82,6 +98,7 @@ class _Head:
     memory_seq_lens: Tensor | None
     priority: int
     isolate: bool
+    plain: tuple[int, int] | None  # (rows, d_in) where the tokens are binary, packed, and all that there is
 
 
 def _read_head(signature: Signature, text: bytes, binary_size: int, max_json: int) -> _Head:
@@ -104,6 +121,10 @@ def _read_head(signature: Signature, text: bytes, binary_size: int, max_json: in
         memory_shape(memory.shape, memory.datatype, len(shape), signature)
     elif signature.d_memory is not None:
         raise InvalidInput("inputs: 'memory' is missing: this model's tokens attend to one memory per sequence")
+    plain = None
+    if len(inputs) == 1 and len(shape) == 2 and tokens.size and not signature.has_sequences:
+        check_size(tokens)
+        plain = shape[0], shape[1]
     return _Head(
         *(tokens, inputs.get("seq_lens"), id_, binary),
         timeout_s=_whole(parameters, "timeout", "microseconds") / 1e6 or None,
@@ -111,6 +132,7 @@ def _read_head(signature: Signature, text: bytes, binary_size: int, max_json: in
         memory_seq_lens=inputs.get("memory_seq_lens"),
         priority=_whole(parameters, "priority", "1 (highest) and on, or 0 for the default"),
         isolate=_flag(parameters, "isolate", "parameters", default=False),
+        plain=plain,
     )
 
 

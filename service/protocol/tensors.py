@@ -77,14 +77,19 @@ def _tensor(entry: Any, where: str, names: tuple[str, ...]) -> Tensor:
     return Tensor(name, shape, datatype, entry.get("data"), size)
 
 
+def check_size(tensor: Tensor) -> None:
+    """Whether a binary FP32 tensor has as many bytes as its shape says; raises InvalidInput."""
+    size = prod(tensor.shape) * 4
+    if tensor.size != size:
+        raise InvalidInput(
+            f"{tensor.name}: binary_data_size {tensor.size}, shape {tensor.shape} of FP32 needs {size} bytes"
+        )
+
+
 def floats(tensor: Tensor, binary: memoryview) -> Float32:
-    count = prod(tensor.shape)
     if tensor.size is not None:
-        if tensor.size != count * 4:
-            raise InvalidInput(
-                f"{tensor.name}: binary_data_size {tensor.size}, shape {tensor.shape} of FP32 needs {count * 4} bytes"
-            )
-        return np.frombuffer(binary, _FP32, count, tensor.start)
+        check_size(tensor)
+        return np.frombuffer(binary, _FP32, prod(tensor.shape), tensor.start)
     flat = _flat(tensor, (int, float), "numbers")
     with np.errstate(over="ignore"):
         try:

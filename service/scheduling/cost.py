@@ -52,7 +52,8 @@ class CostModel:
 
     def seconds(self, tokens: float, squares: float = 0.0) -> float:
         """Of a whole window, at most LONGEST_S; next to nothing before anything was observed."""
-        return min(LONGEST_S, self._fixed_s + self._token_s * tokens + self._square_s * squares)
+        seconds = self._fixed_s + self._token_s * tokens + self._square_s * squares
+        return seconds if seconds < LONGEST_S else LONGEST_S  # asked for each request: `min` takes twice the time
 
     def marginal(self, tokens: float, squares: float = 0.0) -> float:
         """What these tokens add to a window; positive."""

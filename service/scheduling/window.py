@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -163,6 +164,14 @@ def is_large(tokens: int, squares: int, limits: Limits, cost: CostModel, chunk_s
     if not limits.divisible:
         return False
     return tokens > limits.tokens or cost.marginal(tokens, squares) > LARGE_CHUNKS * cost.room_s(chunk_s)
+
+
+def certainly_small(limits: Limits, cost: CostModel, chunk_s: float) -> int:
+    """A number of tokens up to which `is_large` is false of requests without sequences: 0 says nothing."""
+    if not limits.divisible:
+        return sys.maxsize
+    tokens = LARGE_CHUNKS * cost.room_s(chunk_s) / cost.marginal(1)
+    return limits.tokens if tokens > limits.tokens else max(0, int(tokens) - 1)
 
 
 def load(request: Pending, stop: int) -> tuple[int, int]:

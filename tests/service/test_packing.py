@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from service.packing import (
     drop_padding,
+    kept,
     pack,
     restore_padding,
     split,
@@ -26,7 +27,7 @@ def test_split_returns_to_each_what_pack_took_from_it(counts: list[int], capacit
 
 def test_a_small_piece_does_not_keep_the_whole_window_alive() -> None:
     out = np.zeros((100, 4), np.float32)
-    small, large = split(out, [24, 76])
+    small, large = map(kept, split(out, [24, 76]))
     assert small.base is None
     assert large.base is out
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from service.packing import Limits, Piece, piece_seq_lens
 from service.scheduling.cost import CostModel
 from service.scheduling.waiting import Waiting
-from service.scheduling.window import Rules, is_large, load, plan_window
+from service.scheduling.window import Rules, certainly_small, is_large, load, plan_window
 from tests.service.scheduling.waiting_requests import Ask, position_wise, queue_of, ragged, sequences, wait
 
 TOKEN_S = 1e-3
@@ -268,3 +268,22 @@ def test_what_waits_ahead_is_known_at_all_times(requests: list[Ask], limits: Lim
                     assert waiting.ahead(probe)[0] == sum(r.rows - r.taken for r in same)
         if not plan_window(waiting, rules(limits, chunk_s)):
             break
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 4096), st.floats(1e-6, 1.0)), max_size=6),
+    st.integers(1, 4096),
+    st.floats(1e-4, 1.0) | st.just(float("inf")),
+    st.booleans(),
+)
+def test_what_is_certainly_small_is_never_large(
+    seen: list[tuple[int, float]], budget: int, chunk_s: float, divisible: bool
+) -> None:
+    cost, limits = CostModel(), Limits(budget, divisible=divisible)
+    for tokens, seconds in seen:
+        cost.observe(tokens, 0, seconds)
+    most = certainly_small(limits, cost, chunk_s)
+    assert most <= budget or not divisible
+    for tokens in (1, most // 2, most - 1, most):
+        assert tokens > most or not is_large(tokens, 0, limits, cost, chunk_s)
