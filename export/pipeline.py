@@ -24,6 +24,8 @@ from export.graph import to_graph, weight_flops, width_of_output
 from export.packed import Packed
 from export.precision import parameter_count
 from export.precisions import INT8_SQNR_DB
+from export.quantization.block_forms import WeightMethod
+from export.quantization.static import CalibrationMethod
 from export.quantize import count_weight_matmuls
 from export.reference import write_reference
 from export.report import report
@@ -49,8 +51,11 @@ class Options:
     default_precision: what `<name>` serves; None: int8 if it is made.
     overwrite: replace the version if it exists.
     allow_inexact: write variants whose certificate is not exact; the service will not pack those by default.
-    calibrate: tokens to choose int8's scales on (`export.quantization.calibration`); None: synthetic ones.
+    calibrate: tokens to choose scales on (`export.quantization.calibration`); None: synthetic ones.
     min_sqnr: in dB; quantized variants that miss it get more exact matmuls, the worst first, until they hold it.
+    allow_synthetic: calibrate int8-static and GPTQ on random tokens, if there are no others.
+    calibration_method: how int8-static chooses the range of an activation.
+    weight_method: how w8 and w4 round weights.
     seed: of every random input.
     external_above: bytes of weights beyond which they go into a file beside the ONNX file, and torch's copy is freed.
     """
@@ -64,6 +69,9 @@ class Options:
     allow_inexact: bool = False
     calibrate: Path | None = None
     min_sqnr: float | None = None
+    allow_synthetic: bool = False
+    calibration_method: CalibrationMethod = "minmax"
+    weight_method: WeightMethod = "rtn"
     seed: int = 0
     external_above: int = PROTOBUF_LIMIT
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Generic, Literal, Protocol
 
 import onnx_ir as ir
 
 from export.lowering.registry import Provider
+from export.quantization.block_forms import BlockForm, WeightMethod
 from export.quantization.calibration import Activations
+from export.quantization.calls import F, MatmulQuantizer
 from export.quantization.forms import EIGHT_BIT, SEVEN_BIT, Form
+from export.quantization.static import CalibrationMethod, StaticQuantizer
+from export.quantization.static_form import STATIC
+from export.quantization.weight_only import WeightOnly
 from export.quantize import Quantizer
 from service.manifest import Precision, WeightMatmul
 
@@ -44,7 +49,16 @@ class Calibrated:
     trusted: bool
 
 
-Transform = Callable[[ir.Model, Calibrated | None], Candidates]
+@dataclass(frozen=True)
+class Choices:
+    """What an export was asked for that a transform heeds."""
+
+    calibrated: Calibrated | None = None
+    calibration_method: CalibrationMethod = "minmax"
+    weight_method: WeightMethod = "rtn"
+
+
+Transform = Callable[[ir.Model, Choices], Candidates]
 
 
 @dataclass(frozen=True)
@@ -63,18 +77,11 @@ class AsItIs:
         return []
 
 
-class Integer:
-    """Integer matmuls in the first of `forms`; at each step the worst one so far takes the next form (None: float)."""
+class Ladder(Generic[F]):
+    """Matmuls in the first of `forms`; at each step the worst one so far takes the next form (None: float)."""
 
-    def __init__(self, model: ir.Model, calibrated: Calibrated | None, forms: Sequence[Form | None]) -> None:
-        first = forms[0]
-        assert first is not None
-        self._quantizer = Quantizer(
-            model,
-            first,
-            None if calibrated is None else calibrated.activations,
-            feedback=calibrated is not None and calibrated.trusted,
-        )
+    def __init__(self, quantizer: MatmulQuantizer[F], forms: Sequence[F | None]) -> None:
+        self._quantizer = quantizer
         self._forms = forms
 
     @property
@@ -90,7 +97,7 @@ class Integer:
         """See `Candidates`."""
         return self._quantizer.matmuls(self._instead(step))
 
-    def _instead(self, step: int) -> Mapping[str, Form | None]:
+    def _instead(self, step: int) -> Mapping[str, F | None]:
         if step == 0:
             return {}
         measured = {matmul.weight: matmul.sqnr_db for matmul in self._quantizer.matmuls()}
@@ -104,9 +111,33 @@ def _or_infinite(sqnr_db: float | None) -> float:
     return float("inf") if sqnr_db is None else sqnr_db
 
 
-def integer(*forms: Form | None) -> Transform:
+def integer(first: Form, *closer: Form | None) -> Transform:
     """Matmuls in the first form, and in the next ones where the error budget asks for it."""
-    return lambda model, calibrated: Integer(model, calibrated, forms)
+
+    def transform(model: ir.Model, choices: Choices) -> Candidates:
+        calibrated = choices.calibrated
+        activations = None if calibrated is None else calibrated.activations
+        feedback = calibrated is not None and calibrated.trusted
+        return Ladder(Quantizer(model, first, activations, feedback=feedback), (first, *closer))
+
+    return transform
+
+
+def weight_only(precision: Precision, first: BlockForm, *closer: BlockForm | None) -> Transform:
+    """The same for weights alone."""
+
+    def transform(model: ir.Model, choices: Choices) -> Candidates:
+        activations = None if choices.calibrated is None else choices.calibrated.activations
+        quantizer = WeightOnly(model, first, precision, choices.weight_method, activations)
+        return Ladder(quantizer, (first, *closer))
+
+    return transform
+
+
+def _static(model: ir.Model, choices: Choices) -> Candidates:
+    assert choices.calibrated is not None
+    quantizer = StaticQuantizer(model, choices.calibrated.activations, choices.calibration_method)
+    return Ladder(quantizer, (STATIC, None))
 
 
 @dataclass(frozen=True)
@@ -115,20 +146,41 @@ class Recipe:
 
     provider: that runs it.
     transform: of the float graph.
-    calibrated: whether the transform chooses by activations.
+    calibration: what the transform chooses by: nothing; activations, synthetic ones if need be ("any"); those of the
+        user's own tokens ("own"), or these with GPTQ alone ("gptq").
     sqnr_db: what its output must hold against torch; None: float32's bar on the relative error.
     """
 
     provider: Provider
     transform: Transform
-    calibrated: bool = False
+    calibration: Literal["none", "any", "own", "gptq"] = "none"
     sqnr_db: float | None = None
 
+    def is_calibrated(self, weight_method: WeightMethod) -> bool:
+        """Whether activations are measured for it."""
+        return self.calibration in ("any", "own") or self.needs_own_tokens(weight_method)
 
-INT8_SQNR_DB: Final = 20.0  # below this the noise is a tenth of the signal: the weights do not suit 8 bits
+    def needs_own_tokens(self, weight_method: WeightMethod) -> bool:
+        """Whether it makes little sense with synthetic tokens: what lies beyond their range is clipped, or unlike it."""
+        return self.calibration == "own" or (self.calibration == "gptq" and weight_method == "gptq")
+
+
+# Below this the noise is a tenth of the signal: the weights do not suit 8 bits. Weights alone have no activations to
+# blame, and 4 bits for each lose 22 dB in one matmul with the best of scales.
+INT8_SQNR_DB: Final = 20.0
+W8_SQNR_DB: Final = 30.0
+W4_SQNR_DB: Final = 12.0
+
+# Level 4 is the exact one for 8 bits and spares unpacking all weights for a single row; 4 bits are exact at neither, and
+# level 0 is as accurate, faster, and keeps NaN.
+_W8: Final = BlockForm(8, level=4)
+_W4: Final = BlockForm(4, level=0)
 
 RECIPES: Final[Mapping[Precision, Recipe]] = {
     "fp32": Recipe("cpu", lambda model, _: AsItIs(model)),
-    "int8": Recipe("cpu", integer(EIGHT_BIT, None), calibrated=True, sqnr_db=INT8_SQNR_DB),
-    "int8-fast": Recipe("cpu", integer(SEVEN_BIT, EIGHT_BIT, None), calibrated=True, sqnr_db=INT8_SQNR_DB),
+    "int8": Recipe("cpu", integer(EIGHT_BIT, None), "any", INT8_SQNR_DB),
+    "int8-fast": Recipe("cpu", integer(SEVEN_BIT, EIGHT_BIT, None), "any", INT8_SQNR_DB),
+    "int8-static": Recipe("cpu", _static, "own", INT8_SQNR_DB),
+    "w8": Recipe("cpu", weight_only("w8", _W8, None), "gptq", W8_SQNR_DB),
+    "w4": Recipe("cpu", weight_only("w4", _W4, _W8, None), "gptq", W4_SQNR_DB),
 }

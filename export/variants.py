@@ -15,7 +15,7 @@ from export.certify import certify, check_position_wise
 from export.errors import ExportError, ProofError
 from export.lowering import lower
 from export.packed import Packed
-from export.precisions import RECIPES, Calibrated, Candidates
+from export.precisions import RECIPES, Calibrated, Candidates, Choices
 from export.quantization.calibration import Activations, Calibration, read_calibration, synthetic_calibration
 from export.quantization.smoothing import activation_widths
 from export.quantize import count_quantized_matmuls, count_weight_matmuls
@@ -63,13 +63,16 @@ def make_variants(
     calibrated: Calibrated | None = None
     for precision in sorted({"fp32", *options.precisions}, key=list(RECIPES).index):
         recipe = RECIPES[precision]
-        if recipe.calibrated and calibrated is None and calibration is not None:
+        is_calibrated = recipe.is_calibrated(options.weight_method)
+        if is_calibrated and calibrated is None and calibration is not None:
             warning = " (WARNING: not what the model meets; --calibrate takes yours)" if calibration.synthetic else ""
             progress(f"Calibrate on {calibration.source}{warning}")
             calibrated = _run_float(graph, calibration, folder)
         progress(f"{precision}: write the graph, compare with torch, certify")
         try:
-            candidates = recipe.transform(graph, calibrated)
+            chosen = calibrated if is_calibrated else None
+            choices = Choices(chosen, options.calibration_method, options.weight_method)
+            candidates = recipe.transform(graph, choices)
             written = _within_budget(precision, graph, candidates, cases, packed.depth or 1, options, folder)
             certificate = _certificate(precision, written, packed, options, fp32)
         except ProofError as cause:
@@ -94,7 +97,7 @@ def make_variants(
                 ],
                 quantized_matmuls=count_quantized_matmuls(written.model),
                 float_matmuls=count_weight_matmuls(written.model),
-                calibration=calibration.source if recipe.calibrated and calibration is not None else None,
+                calibration=calibration.source if is_calibrated and calibration is not None else None,
                 matmuls=written.matmuls,
                 parity=written.parity,
                 routing=written.routing,
@@ -108,12 +111,19 @@ def make_variants(
 
 def _calibration(packed: Packed, options: Options) -> Calibration | None:
     """What to calibrate on, if a precision asks for it; a file that is no use is an error before any work."""
-    if not any(RECIPES[precision].calibrated for precision in options.precisions):
+    if not any(RECIPES[precision].is_calibrated(options.weight_method) for precision in options.precisions):
         if options.calibrate is not None:
             raise ExportError(f"{options.calibrate}: none of {', '.join(options.precisions)} is calibrated")
         return None
     if options.calibrate is not None:
         return read_calibration(options.calibrate, packed.kind, packed.d_in, packed.d_memory)
+    own = [p for p in options.precisions if RECIPES[p].needs_own_tokens(options.weight_method)]
+    if own and not options.allow_synthetic:
+        how = f" with {options.weight_method}" if RECIPES[own[0]].calibration == "gptq" else ""
+        raise ExportError(
+            f"{own[0]}{how} is calibrated on tokens that the model meets: pass --calibrate, or --allow-synthetic to do "
+            "with random ones, whose range may not be theirs"
+        )
     return synthetic_calibration(packed, seed=options.seed)
 
 

@@ -23,7 +23,10 @@ RESERVED: Final = frozenset({"stats"})  # GET /v2/models/stats is the protocol's
 
 SYNTHETIC: Final = "synthetic: "  # how the name of a calibration begins that is not the user's own tokens
 
-Precision = Literal["fp32", "int8", "int8-fast"]
+Precision = Literal["fp32", "int8", "int8-fast", "int8-static", "w8", "w4"]
+MatmulForm = Literal[
+    "uint8 x uint8", "uint8 x int8", "static uint8 x uint8", "8-bit weights", "4-bit weights", "float32"
+]
 Kind = Literal["position-wise", "sequence"]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -83,7 +86,7 @@ class WeightMatmul(Strict):
     """What became of one weight matmul in a quantized variant."""
 
     weight: str
-    form: Literal["uint8 x uint8", "uint8 x int8", "float32"] = Field(description="types that the kernel multiplies")
+    form: MatmulForm = Field(description="types that the kernel multiplies, or that the weights are stored in")
     smoothing_alpha: float | None = Field(
         default=None, description="share of the outliers' magnitude that moved into the weight; null: not smoothed"
     )

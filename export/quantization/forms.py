@@ -52,6 +52,10 @@ class Form:
         """The longest inner dimension whose products, as they are stored, surely fit the kernel's int32."""
         return _ACCUMULATOR // (STEPS * (self.zero + self.levels))
 
+    def attributes(self, inner: int, width: int) -> dict[str, int]:
+        """Of a call for a weight (inner, width)."""
+        return {"inner": inner}
+
     def stored(self, integers: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8] | npt.NDArray[np.int8]:
         """`integers` in [-levels, levels] as the file holds them."""
         shifted = integers + self.zero

@@ -7,8 +7,11 @@ from typing import Final
 
 import onnx_ir as ir
 
-from export.quantization.forms import DOMAIN, OPERATORS
+from export.quantization import block_forms, forms, static_form
+from export.quantization.forms import DOMAIN
 from export.routing import is_router
+
+_OPERATORS: Final = forms.OPERATORS | block_forms.OPERATORS | {static_form.OPERATOR}
 
 # The inputs that multiply; a bias is not among them.
 _MULTIPLIES: Final = {"MatMul": 2, "Gemm": 2, "Conv": 2, "ConvTranspose": 2, "Einsum": None, "FusedMatMul": 2}
@@ -46,8 +49,8 @@ def count_weight_matmuls(model: ir.Model) -> int:
 
 
 def count_quantized_matmuls(model: ir.Model) -> int:
-    """How many calls of integer matmuls the main graph of `model` makes."""
-    return sum(node.domain == DOMAIN and node.op_type in OPERATORS for node in model.graph)
+    """How many calls of quantized matmuls the main graph of `model` makes."""
+    return sum(node.domain == DOMAIN and node.op_type in _OPERATORS for node in model.graph)
 
 
 def _is_weight(value: ir.Value | None) -> bool:

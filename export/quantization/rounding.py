@@ -36,25 +36,32 @@ def with_error_feedback(weight: Float32, levels: int, rows: Float32) -> tuple[In
     nearest(w_k + sum_{j < k} U_jk (w_j - w'_j)), inputs of the largest energy first.
     """
     scales = column_scales(weight, levels)
+    return feedback_rounded(weight, rows, scales, -levels, levels), scales
+
+
+def feedback_rounded(
+    weight: Float32, rows: Float32, scales: Float32, lowest: int | Int32, highest: int | Int32
+) -> Int32:
+    """The integers of `with_error_feedback` for scales, and bounds of the integers, that broadcast to (K, N)."""
     inner = len(weight)
     gram: Float64 = (rows.T @ rows).astype(np.float64) / len(rows)
     gram[np.diag_indices(inner)] += max(_DAMPING * float(np.trace(gram)) / inner, float(_TINY))
     order = np.argsort(-np.diag(gram), kind="stable")
     reversed_factor = np.linalg.cholesky(gram[np.ix_(order, order)][::-1, ::-1])[::-1, ::-1]
     feedback = (reversed_factor / np.diag(reversed_factor)).astype(np.float32)
-    wanted = weight[order] / scales
-    integers = np.empty_like(wanted)
+    step, low, high = (np.broadcast_to(array, weight.shape)[order] for array in (scales, lowest, highest))
+    wanted = weight[order]
+    integers = np.empty(weight.shape, np.int32)
     error = np.zeros_like(wanted)
     for start in range(0, inner, _BLOCK):
         end = min(start + _BLOCK, inner)
         carried = feedback[:start, start:end].T @ error[:start]
         for k in range(start, end):
             target = wanted[k] + carried[k - start] + feedback[start:k, k] @ error[start:k]
-            integers[k] = np.clip(np.rint(target), -levels, levels)
-            error[k] = wanted[k] - integers[k]
-    result = np.empty(weight.shape, np.int32)
-    result[order] = integers
-    return result, scales
+            rounded = np.clip(np.rint(target / step[k]), low[k], high[k])
+            integers[order[k]] = rounded
+            error[k] = wanted[k] - rounded * step[k]
+    return integers
 
 
 def column_scales(weight: Float32, levels: int) -> Float32:
