@@ -145,6 +145,6 @@ def check(parity: Sequence[Parity], depth: int, min_sqnr_db: float | None) -> No
     if min_sqnr_db is not None and worst.sqnr_db < min_sqnr_db:
         raise ProofError(
             f"SQNR {worst.sqnr_db:.1f} dB against torch in float64 at sequence lengths {worst.seq_lens}, "
-            f"required {min_sqnr_db:.0f} dB: these weights do not suit 8 bits; --min-sqnr {min_sqnr_db:.0f} makes the "
-            "worst matmuls more exact, --precision fp32 all"
+            f"required {min_sqnr_db:.0f} dB: these weights do not suit so few bits; --min-sqnr {min_sqnr_db:.0f} makes "
+            "the worst matmuls more exact, --precision fp32 all"
         )

@@ -181,7 +181,7 @@ def _certificate(
 ) -> Certificate:
     threads = cpu_quota()
     if packed.kind == "position-wise":
-        check_position_wise(written.session, packed.d_in, seed=options.seed)
+        check_position_wise(written.session, packed.d_in, seed=options.seed, exact=not options.allow_inexact)
     certificate = certify(
         written.session,
         packed.kind,

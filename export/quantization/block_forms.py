@@ -2,7 +2,8 @@
 
 The kernel is com.microsoft.MatMulNBits. At accuracy level 4 it rounds the activations of each row to 8 bits too, in
 blocks, and adds integers: with 8-bit weights no neighbour changes a row's bits, which the float kernel of level 0 does
-not hold. 4-bit weights are bit-equal at neither level. The rounding swallows NaN and Inf: `guard`, 1 or NaN, brings them back.
+not hold. 4-bit weights are bit-equal at neither level. The rounding swallows NaN and Inf: `guard`, 1 or NaN, brings
+them back.
 """
 
 from __future__ import annotations

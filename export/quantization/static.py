@@ -1,6 +1,6 @@
 """Weight matmuls with activations in fixed ranges: calibrated by onnxruntime.quantization, one activation at a time.
 
-min-max takes what calibration saw; percentile and entropy (onnxruntime's collectors) clip what is rare, for finer steps.
+min-max takes what calibration saw; percentile and entropy (onnxruntime's collectors) clip what is rare for finer steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from export.errors import ExportError
 from export.quantization.calibration import Activations, spread
-from export.quantization.calls import Encoded, MatmulQuantizer
+from export.quantization.calls import Encoded, MatmulQuantizer, Parts
 from export.quantization.library import quiet
 from export.quantization.rounding import nearest
 from export.quantization.static_form import LEVELS, STATIC, WEIGHT_ZERO, StaticForm
@@ -22,7 +22,7 @@ from service.packing import Float32
 CalibrationMethod = Literal["minmax", "percentile", "entropy"]
 
 PERCENTILE: Final = 99.999  # onnxruntime's own default; both sides together lose 10 of a million values
-# Of the histograms. onnxruntime's default for entropy, 128, leaves it no threshold to choose, and 2,048 take it 3 seconds.
+# Of the histograms. onnxruntime's 128 for entropy leave it no threshold to choose; 2,048 take it 3 seconds each.
 _BINS: Final = {"percentile": 2048, "entropy": 512}
 _LEVELS_COMPARED: Final = 128  # of the entropy method: onnxruntime's default
 _MEASURED_ROWS: Final = 256
@@ -48,7 +48,7 @@ class StaticQuantizer(MatmulQuantizer[StaticForm]):
             raise ExportError(f"int8-static: no calibration token reaches {name!r}: its range is unknown")
         scale, zero = activation_scale(rows, self._method)
         integers, scales = nearest(weight, LEVELS)
-        parts = {
+        parts: Parts = {
             "x_scale": scale,
             "x_zero": zero,
             "int8": (integers + WEIGHT_ZERO).astype(np.uint8),

@@ -12,9 +12,9 @@ from torch import nn
 from export.adapters.random_weights import random_ffn, random_stack
 from export.errors import ExportError, ProofError
 from export.pipeline import Options, export_module
-from export.precisions import RECIPES, Integer
+from export.precisions import RECIPES, Ladder
 from export.quantization.forms import EIGHT_BIT, SEVEN_BIT
-from export.quantize import count_quantized_matmuls
+from export.quantize import Quantizer, count_quantized_matmuls
 from service.manifest import REPORT, Precision, Variant, read_manifest
 from tests.export.hand_built import random_ffn as ffn_graph
 
@@ -32,7 +32,7 @@ def test_every_precision_of_a_manifest_has_a_recipe() -> None:
 
 
 def test_each_step_makes_one_matmul_more_exact() -> None:
-    candidates = Integer(ffn_graph(8, 16, 0), None, (SEVEN_BIT, EIGHT_BIT, None))
+    candidates = Ladder(Quantizer(ffn_graph(8, 16, 0), SEVEN_BIT), (SEVEN_BIT, EIGHT_BIT, None))
     forms = [[matmul.form for matmul in candidates.matmuls(step)] for step in range(candidates.last + 1)]
     assert forms == [
         ["uint8 x int8", "uint8 x int8"],
