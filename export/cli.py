@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -14,42 +13,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from export.cli_options import MakeOptions, with_options
 from service.errors import TokenslabError
-from service.manifest import Precision, file_sha256
+from service.manifest import file_sha256
 
 if TYPE_CHECKING:
-    from export.pipeline import Options, Progress
+    from export.pipeline import Progress
 
 
-class Choice(StrEnum):
-    """`Precision` as an enumeration: typer takes no list of literals."""
-
-    FP32 = "fp32"
-    INT8 = "int8"
-    INT8_FAST = "int8-fast"
-
-
-Name = Annotated[str, typer.Option(help="Name of the model: letters, digits, '.', '_', '-'")]
-Models = Annotated[Path, typer.Option(help="Model repository; the bundle is MODELS/NAME/VERSION")]
-Version = Annotated[int, typer.Option(help="Version to write", min=1)]
-Precisions = Annotated[list[Choice] | None, typer.Option(help="Repeatable (default: fp32 and int8)")]
-DefaultPrecision = Annotated[
-    Precision | None,
-    typer.Option(help="What NAME itself serves; NAME-fp32, NAME-int8 ... are there too (default: int8 if made)"),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the version if it exists")]
-AllowInexact = Annotated[
-    bool, typer.Option("--allow-inexact", help="Write variants whose results depend on the batch in the last bits")
-]
-Calibrate = Annotated[
-    Path | None,
-    typer.Option(help="Tokens to choose int8's scales on: .npy (n, d) or (batch, n, d), .npz with tokens and seq_lens"),
-]
-MinSqnr = Annotated[
-    float | None,
-    typer.Option(help="dB that int8 must hold against torch: the worst matmuls get more bits, or stay float, until so"),
-]
-Seed = Annotated[int, typer.Option(help="Seed of every random number", min=0)]
 Weights = Annotated[
     Path, typer.Argument(help="model.safetensors, the model.safetensors.index.json of shards, or their folder")
 ]
@@ -60,9 +31,6 @@ LoraFolder = Annotated[
 ]
 TrustPickle = Annotated[
     bool, typer.Option("--trust-pickle", help="Read a pickled state dict too: only from whom you would run a program")
-]
-ExternalData = Annotated[
-    bool, typer.Option("--external-data", help="Weights beside the ONNX file; beyond 2 GB they always are")
 ]
 Causal = Annotated[bool, typer.Option("--causal", help="Tokens attend to earlier ones only")]
 Init = Annotated[Literal["linear", "normal"], typer.Option(help="nn.Linear's default, or N(0, 1/fan_in)")]
@@ -102,19 +70,10 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="export")
 
 
+@with_options
 def module(
     target: Annotated[str, typer.Argument(help="path/to/file.py:factory or package.module:factory; its code is run")],
-    name: Name,
-    models: Models = Path("models"),
-    version: Version = 1,
-    precision: Precisions = None,
-    default_precision: DefaultPrecision = None,
-    overwrite: Overwrite = False,
-    allow_inexact: AllowInexact = False,
-    calibrate: Calibrate = None,
-    min_sqnr: MinSqnr = None,
-    seed: Seed = 0,
-    external_data: ExternalData = False,
+    make: MakeOptions,
     d: Annotated[int | None, typer.Option(help="Width of a token (default: that of the first Linear)", min=1)] = None,
     causal: Causal = False,
     lora: LoraFolder = None,
@@ -129,8 +88,7 @@ def module(
         from export.factory import load_module
         from export.pipeline import export_module
 
-        quality = (allow_inexact, calibrate, min_sqnr)
-        options = _options(name, models, version, precision, default_precision, overwrite, quality, seed, external_data)
+        options = make()
         options.check()
         if os.getcwd() not in sys.path:  # as `python -m` has it: package.module is looked for here first
             sys.path.insert(0, os.getcwd())
@@ -151,23 +109,14 @@ def module(
     _run(work)
 
 
+@with_options
 def bert(
     weights: Weights,
     config: Config,
-    name: Name,
+    make: MakeOptions,
     layers: Layers = None,
     lora: LoraFolder = None,
     trust_pickle: TrustPickle = False,
-    models: Models = Path("models"),
-    version: Version = 1,
-    precision: Precisions = None,
-    default_precision: DefaultPrecision = None,
-    overwrite: Overwrite = False,
-    allow_inexact: AllowInexact = False,
-    calibrate: Calibrate = None,
-    min_sqnr: MinSqnr = None,
-    seed: Seed = 0,
-    external_data: ExternalData = False,
 ) -> None:
     """Export encoder layers of a BERT or RoBERTa as one stack: hidden states in, hidden states out."""
 
@@ -175,8 +124,7 @@ def bert(
         from export.adapters.bert import pack_bert
         from export.pipeline import export_packed
 
-        quality = (allow_inexact, calibrate, min_sqnr)
-        options = _options(name, models, version, precision, default_precision, overwrite, quality, seed, external_data)
+        options = make()
         options.check()
         progress(f"Read {weights}")
         packed = pack_bert(weights, config, layers=layers, lora=lora, trust_pickle=trust_pickle)
@@ -186,23 +134,14 @@ def bert(
     _run(work)
 
 
+@with_options
 def vit(
     weights: Weights,
     config: Config,
-    name: Name,
+    make: MakeOptions,
     layers: Layers = None,
     lora: LoraFolder = None,
     trust_pickle: TrustPickle = False,
-    models: Models = Path("models"),
-    version: Version = 1,
-    precision: Precisions = None,
-    default_precision: DefaultPrecision = None,
-    overwrite: Overwrite = False,
-    allow_inexact: AllowInexact = False,
-    calibrate: Calibrate = None,
-    min_sqnr: MinSqnr = None,
-    seed: Seed = 0,
-    external_data: ExternalData = False,
 ) -> None:
     """Export encoder layers of a ViT as one stack: image tokens in, hidden states out."""
 
@@ -210,8 +149,7 @@ def vit(
         from export.adapters.vit import pack_vit
         from export.pipeline import export_packed
 
-        quality = (allow_inexact, calibrate, min_sqnr)
-        options = _options(name, models, version, precision, default_precision, overwrite, quality, seed, external_data)
+        options = make()
         options.check()
         progress(f"Read {weights}")
         packed = pack_vit(weights, config, layers=layers, lora=lora, trust_pickle=trust_pickle)
@@ -226,22 +164,13 @@ _TRANSFORMERS: Final = {"llama": "Llama or Mistral", "gpt2": "GPT-2", "t5": "T5 
 _MODEL_TYPES: Final = {"llama": ("llama", "mistral"), "gpt2": ("gpt2",), "t5": ("t5",)}
 
 
+@with_options
 def of_transformers(
     context: typer.Context,
     weights: Weights,
     config: Config,
-    name: Name,
+    make: MakeOptions,
     layers: Layers = None,
-    models: Models = Path("models"),
-    version: Version = 1,
-    precision: Precisions = None,
-    default_precision: DefaultPrecision = None,
-    overwrite: Overwrite = False,
-    allow_inexact: AllowInexact = False,
-    calibrate: Calibrate = None,
-    min_sqnr: MinSqnr = None,
-    seed: Seed = 0,
-    external_data: ExternalData = False,
 ) -> None:
     """Export layers of the family that the command is named after."""
 
@@ -249,34 +178,24 @@ def of_transformers(
         from export.adapters.transformers_files import pack_files
         from export.pipeline import export_packed
 
-        quality = (allow_inexact, calibrate, min_sqnr)
-        options = _options(name, models, version, precision, default_precision, overwrite, quality, seed, external_data)
+        options = make()
         options.check()
         progress(f"Read {weights}")
-        packed = pack_files(weights, config, _MODEL_TYPES[str(context.info_name)], layers=layers, seed=seed)
+        packed = pack_files(weights, config, _MODEL_TYPES[str(context.info_name)], layers=layers, seed=options.seed)
         source = {"config_sha256": file_sha256(config), "layers": layers or "all"}
         return export_packed(packed, options, source=source, progress=progress)
 
     _run(work)
 
 
+@with_options
 def ffn(
-    name: Name,
+    make: MakeOptions,
     d: Width,
     d_ff: Hidden,
     activation: Act = "gelu",
     bias: Bias = True,
     init: Init = "linear",
-    models: Models = Path("models"),
-    version: Version = 1,
-    precision: Precisions = None,
-    default_precision: DefaultPrecision = None,
-    overwrite: Overwrite = False,
-    allow_inexact: AllowInexact = False,
-    calibrate: Calibrate = None,
-    min_sqnr: MinSqnr = None,
-    seed: Seed = 0,
-    external_data: ExternalData = False,
 ) -> None:
     """Export a random position-wise FFN: the same dimensions and seed give the same weights."""
 
@@ -284,16 +203,16 @@ def ffn(
         from export.adapters.random_weights import random_ffn
         from export.pipeline import export_module
 
-        quality = (allow_inexact, calibrate, min_sqnr)
-        options = _options(name, models, version, precision, default_precision, overwrite, quality, seed, external_data)
-        made = random_ffn(d, d_ff, activation=activation, bias=bias, init=init, seed=seed)
-        return export_module(made, options, source=_random_source(init, seed), progress=progress, consume=True)
+        options = make()
+        made = random_ffn(d, d_ff, activation=activation, bias=bias, init=init, seed=options.seed)
+        return export_module(made, options, source=_random_source(init, options.seed), progress=progress, consume=True)
 
     _run(work)
 
 
+@with_options
 def block(
-    name: Name,
+    make: MakeOptions,
     d: Width,
     heads: Annotated[int, typer.Option(help="Attention heads; they divide d", min=1)],
     d_ff: Hidden,
@@ -305,16 +224,6 @@ def block(
     bias: Bias = True,
     causal: Causal = False,
     init: Init = "linear",
-    models: Models = Path("models"),
-    version: Version = 1,
-    precision: Precisions = None,
-    default_precision: DefaultPrecision = None,
-    overwrite: Overwrite = False,
-    allow_inexact: AllowInexact = False,
-    calibrate: Calibrate = None,
-    min_sqnr: MinSqnr = None,
-    seed: Seed = 0,
-    external_data: ExternalData = False,
 ) -> None:
     """Export a random stack of Transformer blocks: the same dimensions and seed give the same weights."""
 
@@ -322,8 +231,7 @@ def block(
         from export.adapters.random_weights import random_stack
         from export.pipeline import export_module
 
-        quality = (allow_inexact, calibrate, min_sqnr)
-        options = _options(name, models, version, precision, default_precision, overwrite, quality, seed, external_data)
+        options = make()
         made = random_stack(
             d,
             heads,
@@ -336,41 +244,11 @@ def block(
             bias=bias,
             causal=causal,
             init=init,
-            seed=seed,
+            seed=options.seed,
         )
-        return export_module(made, options, source=_random_source(init, seed), progress=progress, consume=True)
+        return export_module(made, options, source=_random_source(init, options.seed), progress=progress, consume=True)
 
     _run(work)
-
-
-def _options(
-    name: str,
-    models: Path,
-    version: int,
-    precision: list[Choice] | None,
-    default_precision: Precision | None,
-    overwrite: bool,
-    quality: tuple[bool, Path | None, float | None],
-    seed: int,
-    external_data: bool,
-) -> Options:
-    from export.pipeline import PRECISIONS, Options
-    from export.weights_file import PROTOBUF_LIMIT
-
-    allow_inexact, calibrate, min_sqnr = quality
-    return Options(
-        name=name,
-        models=models,
-        version=version,
-        precisions=tuple(choice.value for choice in precision) if precision else PRECISIONS,
-        default_precision=default_precision,
-        overwrite=overwrite,
-        allow_inexact=allow_inexact,
-        calibrate=calibrate,
-        min_sqnr=min_sqnr,
-        seed=seed,
-        external_above=0 if external_data else PROTOBUF_LIMIT,
-    )
 
 
 def _random_source(init: str, seed: int) -> dict[str, str]:

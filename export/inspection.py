@@ -82,7 +82,7 @@ def _variants(manifest: Manifest) -> Table:
             variant.provider,
             variant.file,
             f"{variant.total_bytes:,}",
-            f"{variant.quantized_matmuls} int8, {variant.float_matmuls} float",
+            f"{variant.quantized_matmuls} quantized, {variant.float_matmuls} float",
             f"{max(parity.relative_error for parity in variant.parity):.1e}",
             f"{min(parity.sqnr_db for parity in variant.parity):.1f} dB",
             _certificate(variant),

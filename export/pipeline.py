@@ -23,7 +23,7 @@ from export.experts import active_parameters, check_experts, expert_layers, expe
 from export.graph import to_graph, weight_flops, width_of_output
 from export.packed import Packed
 from export.precision import parameter_count
-from export.precisions import INT8_SQNR_DB
+from export.precisions import bars_db
 from export.quantization.block_forms import WeightMethod
 from export.quantization.static import CalibrationMethod
 from export.quantize import count_weight_matmuls
@@ -192,7 +192,7 @@ def export_packed(
         )
         (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         bar = parity.fp32_bar(packed.depth or 1)
-        text = report(manifest, packed.proofs, fp32_bar=bar, int8_bar_db=max(INT8_SQNR_DB, options.min_sqnr or 0))
+        text = report(manifest, packed.proofs, fp32_bar=bar, bars_db=bars_db(options.min_sqnr))
         (folder / REPORT).write_text(text, encoding="utf-8")
     return final
 

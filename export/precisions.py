@@ -185,3 +185,8 @@ RECIPES: Final[Mapping[Precision, Recipe]] = {
     "w8": Recipe("cpu", weight_only("w8", _W8, None), "gptq", W8_SQNR_DB),
     "w4": Recipe("cpu", weight_only("w4", _W4, _W8, None), "gptq", W4_SQNR_DB),
 }
+
+
+def bars_db(min_sqnr: float | None) -> Mapping[Precision, float]:
+    """The SQNR in dB that each precision must hold, where it has such a bar, or `min_sqnr` where that is more."""
+    return {name: max(recipe.sqnr_db, min_sqnr or 0) for name, recipe in RECIPES.items() if recipe.sqnr_db is not None}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from service.manifest import SYNTHETIC, Manifest, Variant
+from service.manifest import SYNTHETIC, Manifest, Precision, Variant
 
 
-def report(manifest: Manifest, proofs: Mapping[str, float], *, fp32_bar: float, int8_bar_db: float) -> str:
+def report(
+    manifest: Manifest, proofs: Mapping[str, float], *, fp32_bar: float, bars_db: Mapping[Precision, float]
+) -> str:
     """Render `manifest`, what was proved in float64 (largest relative errors), and the bars, as Markdown."""
     m = manifest
     facts = [
@@ -38,8 +40,7 @@ def report(manifest: Manifest, proofs: Mapping[str, float], *, fp32_bar: float, 
         parts += list(_quantized(variant))
     parts += [
         "## Parity with torch in float64",
-        f"fp32 must stay within a relative error of {fp32_bar:.1e}; quantized ones have an "
-        f"SQNR of at least {int8_bar_db:.0f} dB.",
+        f"fp32 must stay within a relative error of {fp32_bar:.1e}{_bars(m.variants, bars_db)}.",
         _parity(m.variants),
         *_experts(m),
         "## Certificate: a token's result against its batch neighbours",
@@ -54,8 +55,22 @@ def report(manifest: Manifest, proofs: Mapping[str, float], *, fp32_bar: float, 
     return "\n\n".join(parts) + "\n"
 
 
+def _bars(variants: Sequence[Variant], bars_db: Mapping[Precision, float]) -> str:
+    stated = [f"{v.precision} {bars_db[v.precision]:g}" for v in variants if v.precision in bars_db]
+    return f"; least SQNR in dB: {', '.join(stated)}" if stated else ""
+
+
 def _variants(variants: Sequence[Variant]) -> str:
-    header = ("precision", "provider", "file", "bytes", "matmuls int8", "matmuls float", "worst error", "worst SQNR dB")
+    header = (
+        "precision",
+        "provider",
+        "file",
+        "bytes",
+        "matmuls quantized",
+        "matmuls float",
+        "worst error",
+        "worst SQNR dB",
+    )
     rows = [
         (
             v.precision,

@@ -15,7 +15,9 @@ from export.pipeline import Options, export_module
 from export.precisions import RECIPES, Ladder
 from export.quantization.forms import EIGHT_BIT, SEVEN_BIT
 from export.quantize import Quantizer, count_quantized_matmuls
+from service.loading import load_repository
 from service.manifest import REPORT, Precision, Variant, read_manifest
+from service.settings import Settings
 from tests.export.hand_built import random_ffn as ffn_graph
 
 
@@ -113,9 +115,56 @@ def test_a_budget_that_only_float_can_hold_is_refused(tmp_path: Path) -> None:
         ({"calibrate": Path("nowhere.npy")}, "nowhere.npy: not a readable"),
         ({"calibrate": Path("x.npy"), "precisions": ("fp32",)}, "x.npy: none of fp32 is calibrated"),
         ({"name": "x-int8-fast"}, "ends in '-int8-fast'"),
+        (
+            {"precisions": ("int8-static",)},
+            "int8-static is calibrated on tokens that the model meets",
+        ),
+        ({"precisions": ("w4",), "weight_method": "gptq"}, "w4 with gptq is calibrated on tokens that the model meets"),
+        ({"precisions": ("w8",), "calibrate": Path("x.npy")}, "x.npy: none of w8 is calibrated"),
     ],
 )
 def test_options_that_cannot_be_met_leave_nothing(tmp_path: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(ExportError, match=message):
         export_module(nn.Linear(4, 4), Options(**({"name": "x", "models": tmp_path} | options)))  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_static_and_weight_only_precisions_are_certified_and_served(tmp_path: Path) -> None:
+    stack = random_stack(16, 2, 32, place="pre", seed=1)
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(2).standard_normal((8, 40, 16), dtype=np.float32))
+    precisions: tuple[Precision, ...] = ("int8-static", "w8", "w4")
+    models = tmp_path / "models"
+    options = Options(
+        "x", models, precisions=precisions, calibrate=tmp_path / "tokens.npy", weight_method="gptq", allow_inexact=True
+    )
+    folder = export_module(stack, options)
+    kinds = {v.precision: v.certificate.kind for v in read_manifest(folder).variants}
+    assert (kinds["int8-static"], kinds["w8"]) == ("exact", "exact")
+    assert kinds["w4"] in ("exact", "tolerance")  # as measured
+    for variant in read_manifest(folder).variants:
+        assert (variant.quantized_matmuls, variant.float_matmuls) == (4, 0)
+        assert variant.calibration is not None
+        assert variant.calibration.startswith("tokens.npy")
+    assert "least SQNR in dB: int8-static 15, w8 30, w4 12" in (folder / REPORT).read_text()
+
+    tokens, lengths = np.random.default_rng(3).standard_normal((9, 16), dtype=np.float32), np.array([4, 5])
+    for accepted in (frozenset[str](), frozenset({"x"})):
+        served = load_repository(Settings(models=models, threads=1, max_window_tokens=64, pack_tolerance=accepted))
+        for precision in precisions:
+            model = served.get(f"x-{precision}")
+            assert model.run(tokens, lengths).shape == (9, 16)
+            packs = kinds[precision] == "exact" or "x" in accepted
+            assert model.limits.requests == (None if packs else 1)
+
+
+def test_4_bits_are_not_written_unless_drift_is_accepted(tmp_path: Path) -> None:
+    with pytest.raises(ProofError, match=r"w4: .*(certificate is 'tolerance'|not position-wise)"):
+        export_module(random_ffn(64, 256), Options("x", tmp_path, precisions=("w4",)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_4_bits_fall_back_to_8_and_to_float_within_the_budget(tmp_path: Path) -> None:
+    options = Options("x", tmp_path, precisions=("w4",), min_sqnr=20.8, allow_inexact=True)
+    variant = only(export_module(random_ffn(48, 64), options), "w4")
+    assert worst_db(variant) >= 20.8
+    assert {matmul.form for matmul in variant.matmuls} == {"4-bit weights", "8-bit weights"}
