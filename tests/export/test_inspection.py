@@ -39,8 +39,8 @@ def test_it_shows_shapes_sizes_variants_and_certificates(bundle: Path) -> None:
     assert "ffn [by hand]" in shown  # brackets are not markup
     for variant in read_manifest(bundle).variants:
         assert f"{variant.bytes:,}" in shown
-    assert "2 int8, 0" in shown
-    assert "0 int8, 2" in shown
+    assert "2 quantized, 0" in shown
+    assert "0 quantized, 2" in shown
     assert shown.count("exact") == 2
 
 

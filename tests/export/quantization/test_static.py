@@ -19,7 +19,7 @@ from tests.export.quantization.graphs import activations
 
 @pytest.mark.parametrize("method", ["minmax", "percentile", "entropy"])
 def test_static_matmuls_run_as_integers_and_depend_on_no_neighbour(method: CalibrationMethod, tmp_path: Path) -> None:
-    graph = random_ffn(64, 96, seed=np.random.default_rng().integers(1 << 30))
+    graph = random_ffn(64, 96, seed=int(np.random.default_rng().integers(1 << 30)))
     rng = np.random.default_rng(0)
     met = activations(graph, rng.standard_normal((1024, 64), dtype=np.float32), tmp_path)
     quantizer = StaticQuantizer(graph, met, method)

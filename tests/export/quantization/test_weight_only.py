@@ -23,7 +23,7 @@ W8, W4 = BlockForm(8, level=4), BlockForm(4, level=0)
 def test_weights_in_blocks_hold_their_bar_for_inner_dimensions_that_blocks_do_not_divide(
     form: BlockForm, least_db: float, tmp_path: Path
 ) -> None:
-    graph = random_ffn(100, 70, seed=np.random.default_rng().integers(1 << 30))
+    graph = random_ffn(100, 70, seed=int(np.random.default_rng().integers(1 << 30)))
     quantizer = WeightOnly(graph, form, "w")
     made = quantizer.build()
     assert count_quantized_matmuls(made) == 2
