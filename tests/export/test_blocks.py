@@ -107,7 +107,7 @@ def test_ffn_is_down_of_the_activation_of_up(activation: str, bias: bool) -> Non
     if activation in formulas:
         hidden = formulas[activation](hidden)
     else:
-        plain = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}[activation]
+        plain = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu"}[activation]
         hidden = formulas[plain](hidden[:, :7]) * hidden[:, 7:]
     expected = hidden @ ffn.down.weight.T + (ffn.down.bias if bias else 0)
     torch.testing.assert_close(ffn(tokens), expected)
