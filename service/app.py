@@ -67,6 +67,7 @@ class App:
         self.gate = Gate(settings)
         self._tracing = tracing or _tracing_of(settings)
         self._parts = Parts(settings, lifecycle, self.metrics, repository)
+        self.metrics.hanging.set_function(lambda: float(self._parts.hanging() is not None))
         self.metrics.ready.set_function(lambda: float(lifecycle.ready))
         self.metrics.registry.register(ModelCollector(lambda: self._parts.loaded))
         self.api: FastAPI = FastAPIOffline(

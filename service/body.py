@@ -117,12 +117,9 @@ class RequestBody:
                         view[at : at + len(chunk)] = chunk
                     at += len(chunk)
                     now = loop.time()
-                    patience.reschedule(min(now, began + at / MIN_RATE) + limits.silence_s)
+                    patience.reschedule(patience_ends(began, now, at, limits))
         except TimeoutError as cause:
-            raise BodyTimeout(
-                f"body: {at} bytes in {loop.time() - began:.1f} s, then too little for {limits.silence_s:g} s "
-                "(body_timeout_s)"
-            ) from cause
+            raise stalled(at, loop.time() - began, limits) from cause
         return memoryview(buffer) if length is None else view
 
     def _admit(self, size: int, before: int, limits: BodyLimits) -> None:
@@ -175,6 +172,20 @@ class RequestBody:
     @property
     def complete(self) -> bool:
         return self._complete
+
+
+def patience_ends(began: float, last: float, size: int, limits: BodyLimits) -> float:
+    """When a body is given up of which `size` bytes came between `began` and `last`: no silence longer than allowed,
+    and MIN_RATE on average.
+    """
+    return min(last, began + size / MIN_RATE) + limits.silence_s
+
+
+def stalled(size: int, seconds: float, limits: BodyLimits) -> BodyTimeout:
+    """What is told to those whose body was given up."""
+    return BodyTimeout(
+        f"body: {size} bytes in {seconds:.1f} s, then too little for {limits.silence_s:g} s (body_timeout_s)"
+    )
 
 
 def inflate(data: memoryview, encoding: str, limits: BodyLimits) -> memoryview:

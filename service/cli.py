@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
+import sys
+import threading
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -69,7 +72,7 @@ def serve(
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"{part}: " for part in first["loc"])
-        secret = {"api_keys", "admin_keys", "ssl_keyfile_password"} & set(first["loc"])
+        secret = {"api_keys", "admin_keys", "ssl_keyfile_password", "otlp_endpoint"} & set(first["loc"])
         found = "" if secret or isinstance(first["input"], dict | Settings) else f" (got {first['input']!r})"
         typer.echo(f"tokenslab serve: {where}{first['msg'].removeprefix('Value error, ')}{found}", err=True)
         raise typer.Exit(2) from None
@@ -115,9 +118,21 @@ def _run(settings: Settings, place: Place | None) -> None:
         raise typer.Exit(1) from None
     server.run(None if place is None else place.sockets())
     if server.stopped_by is not None:
-        raise typer.Exit(128 + server.stopped_by)
-    if not server.started:
-        raise typer.Exit(1)
+        leave(128 + server.stopped_by)
+    leave(0 if server.started else 1)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit with `code`, at once if a window or a load still runs.
+
+    The interpreter's end would take from such a thread what it is using: ONNX Runtime then aborts the process.
+    """
+    if any(thread.daemon for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise typer.Exit(code)
 
 
 def _stop_loading(number: int, _: object) -> NoReturn:

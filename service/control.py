@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from service.asgi import error_response
-from service.errors import RequestError
+from service.errors import InternalFault, InvalidInput, MethodNotAllowed, NotFound, RequestError
 from service.model_routes import model_routes
 from service.parts import Parts, readiness
 from service.repository_routes import repository_routes
@@ -43,21 +43,26 @@ def add_control_routes(api: FastAPI, parts: Parts) -> None:
 
     @api.exception_handler(RequestError)
     async def on_request_error(_: Request, error: RequestError) -> Response:
+        metrics.rejections.labels(error.reason).inc()
         status, headers, text = error_response(error)
         return Response(text, status, {k.decode(): v.decode() for k, v in headers})
 
     @api.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
+        reason = {404: NotFound.reason, 405: MethodNotAllowed.reason}.get(error.status_code, InvalidInput.reason)
+        metrics.rejections.labels(reason).inc()
         detail = f"{request.method} {request.url.path}: {error.detail}"
         return JSONResponse({"error": detail}, error.status_code, error.headers)
 
     @api.exception_handler(RequestValidationError)
     async def on_invalid(_: Request, error: RequestValidationError) -> Response:
+        metrics.rejections.labels(InvalidInput.reason).inc()
         first = error.errors()[0]
         return JSONResponse({"error": f"{'.'.join(map(str, first['loc']))}: {first['msg']}"}, 400)
 
     @api.exception_handler(Exception)
     async def on_fault(_: Request, __: Exception) -> Response:
+        metrics.rejections.labels(InternalFault.reason).inc()
         # Starlette re-raises after this answer, and the server logs the traceback.
         return JSONResponse({"error": "internal error; see the service's log"}, 500)
 

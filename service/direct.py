@@ -2,8 +2,8 @@
 
 It takes what nearly all requests are: a POST with a Content-Length, whose body is small JSON, binary tensors or npy.
 All else goes the ASGI way, through `infer`, which answers the same: other methods, chunked or coded bodies, `Expect`,
-requests that are traced,
-requests behind another one or behind an answer that is read slowly. So does a body for which the budget has no room.
+a query, requests that are traced, requests behind another one or behind an answer that is read slowly. So does a body
+for which the budget has no room.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import ClassVar, Final, Protocol
 import numpy as np
 
 from service.asgi import error_response
-from service.body import MIN_RATE
-from service.errors import BodyTimeout, InternalFault, RequestError, Stopped
+from service.body import patience_ends, stalled
+from service.errors import InternalFault, RequestError, Stopped
 from service.head import InferHead, is_infer
 from service.infer import JOIN_BYTES, Infer, encode_reply, encode_slowly, encodes_slowly
 from service.json_decoder import INLINE_JSON
@@ -302,16 +302,10 @@ class DirectRequest:
         self._patience = self._direct.loop.call_later(seconds, self._check_patience)
 
     def _check_patience(self) -> None:
-        """The rule of `RequestBody.read`: no silence longer than allowed, and MIN_RATE on average."""
-        silence_s, now = self._direct.infer.limits.silence_s, self._direct.loop.time()
-        left = min(self._last, self._began + self._at / MIN_RATE) + silence_s - now
+        limits, now = self._direct.infer.limits, self._direct.loop.time()
+        left = patience_ends(self._began, self._last, self._at, limits) - now
         if left > 0:
             self._await(left)
             return
         self._patience = None
-        self._refuse(
-            BodyTimeout(
-                f"body: {self._at} bytes in {now - self._began:.1f} s, then too little for {silence_s:g} s "
-                "(body_timeout_s)"
-            )
-        )
+        self._refuse(stalled(self._at, now - self._began, limits))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
-from urllib.parse import parse_qs
 
 from service.asgi import JSON
 from service.body import ENCODINGS
 from service.errors import InvalidInput, MethodNotAllowed, UnsupportedEncoding, UnsupportedMedia
 from service.protocol import Decoded, Signature, decode, decode_npy
+from service.protocol.query import NAMES, NOTHING, Query, read_query
 
 OCTETS: Final = b"application/octet-stream"
 NPY: Final = b"application/x-npy"
@@ -31,7 +31,6 @@ class InferHead:
     def __init__(self, method: str, headers: Iterable[tuple[bytes, bytes]], query: bytes) -> None:
         if method != "POST":
             raise MethodNotAllowed(f"method {method}: infer takes POST")
-        self.query = query
         self.content_type = b""
         self.json_length: bytes | None = None
         self.length: int | None = None
@@ -62,6 +61,21 @@ class InferHead:
                 + ("; curl sends this unless -H names another" if b"form-urlencoded" in self.content_type else "")
             )
 
+        self.query = self._read_query(query) if query else NOTHING
+
+    def _read_query(self, query: bytes) -> Query:
+        asked = read_query(query)
+        npy = self.content_type == NPY
+        raw = not npy and self.json_length is not None and not self.json_length.strip(b"0")
+        wrong = [name for name in NAMES if getattr(asked, name) != getattr(NOTHING, name)]
+        if raw and asked.seq_lens is not None:
+            raise InvalidInput(
+                "seq_lens: in the query of a raw body, which is one sequence; send npy or binary tensors"
+            )
+        if wrong and not (npy or raw):
+            raise InvalidInput(f"{wrong[0]}: in the query, which is for npy and raw bodies; JSON has a place for it")
+        return asked
+
     def json_size(self, body_size: int) -> int:
         """Bytes of the body's JSON part; 0 where there is none, or its length is no number."""
         if self.content_type == NPY:
@@ -73,12 +87,18 @@ class InferHead:
     def decode(self, signature: Signature, body: memoryview, max_json: int) -> Decoded:
         """The body as arrays, by its content type."""
         if self.content_type == NPY:
-            seq_lens = parse_qs(self.query.decode("latin-1"), keep_blank_values=True).get("seq_lens", [])
-            if len(seq_lens) > 1:
-                raise InvalidInput(f"seq_lens: {len(seq_lens)} times in the query, expected once")
-            return decode_npy(signature, body, seq_lens[0] if seq_lens else None)
+            return self._asked(decode_npy(signature, body, self.query.seq_lens))
         if self.content_type == OCTETS and self.json_length is None:
             raise InvalidInput(
                 "Inference-Header-Content-Length: missing; binary tensors need it (0: the body is `tokens` alone)"
             )
-        return decode(signature, body, self.json_length, max_json)
+        return self._asked(decode(signature, body, self.json_length, max_json))
+
+    def _asked(self, decoded: Decoded) -> Decoded:
+        """With what the query asks."""
+        query = self.query
+        if query is not NOTHING:
+            decoded.timeout_s = query.timeout / 1e6 or decoded.timeout_s
+            decoded.priority = query.priority or decoded.priority
+            decoded.isolate = query.isolate or decoded.isolate
+        return decoded

@@ -105,6 +105,9 @@ class Metrics:
         self.queue_tokens = Gauge("tokenslab_queue_tokens", "Tokens accepted, not yet answered", registry=registry)
         self.body_bytes = Gauge("tokenslab_body_bytes", "Bytes of bodies and slow answers in flight", registry=registry)
         self.connections = Gauge("tokenslab_connections", "Open connections", registry=registry)
+        self.hanging = Gauge(
+            "tokenslab_engine_hanging", "1 while a window runs for longer than hang_limit_s lets it", registry=registry
+        )
         self.ready = Gauge("tokenslab_ready", "1 while requests are welcome", registry=registry)
 
     def of(self, model: str) -> ModelMetrics:

@@ -161,13 +161,21 @@ def _operation(parameters: list[str]) -> dict[str, Any]:
         "schema": {"type": "string"},
         "description": "With an npy body: lengths of its sequences, whole numbers between commas",
     }
+    asked = [
+        {"name": name, "in": "query", "schema": schema, "description": f"With an npy or raw body: `parameters.{name}`"}
+        for name, schema in (
+            ("timeout", {"type": "integer", "minimum": 0}),
+            ("priority", {"type": "integer", "minimum": 0}),
+            ("isolate", {"type": "boolean"}),
+        )
+    ]
     return {
         "tags": ["infer"],
         "operationId": "infer_" + "_".join(parameters),
         "summary": "Run tokens through a model",
         "description": "All tokens of all requests in a window run as one matrix, without padding. Binary tensors are "
         "the fast form: JSON first, then the raw little-endian tensors in the order of `inputs`.",
-        "parameters": [*path, length, encoding, seq_lens],
+        "parameters": [*path, length, encoding, seq_lens, *asked],
         "requestBody": {"required": True, "content": _content("InferRequest")},
         "responses": {
             "200": {

@@ -221,6 +221,14 @@ class Settings(BaseSettings):
             raise ValueError(f"max_bodies_mib: {self.max_bodies_mib} is less than max_body_mib, {self.max_body_mib}")
         return self
 
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _no_credentials(cls, value: str | None) -> str | None:
+        """It is shown where settings are, and may be logged by the exporter."""
+        if value is not None and "@" in value:
+            raise ValueError("no credentials in the address: OTEL_EXPORTER_OTLP_HEADERS is the place for them")
+        return value
+
     @field_validator("trusted_proxies")
     @classmethod
     def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:

@@ -60,16 +60,29 @@ class Server:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric over the label sets that contain `labels`."""
-        text = self.ask("/metrics")[2].decode()
-        found = re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", text, re.MULTILINE)
-        wanted = {f'{key}="{value}"' for key, value in labels.items()}
-        return sum(float(value) for label, value in found if wanted <= set(label.split(",")))
+        return total(self.scrape(), name, **labels)
+
+    def scrape(self) -> str:
+        """All metrics, as they were at one moment."""
+        return self.ask("/metrics")[2].decode()
+
+    def accepted_tokens(self) -> float:
+        """Tokens that wait, run, or were answered."""
+        text = self.scrape()  # one: a request that is answered between two of them would count twice
+        return total(text, "tokenslab_queue_tokens") + total(text, "tokenslab_tokens_total")
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def wait(self, timeout_s: float = 20) -> int:
         return self.process.wait(timeout_s)
+
+
+def total(text: str, name: str, **labels: str) -> float:
+    """The sum of a metric in an exposition over the label sets that contain `labels`."""
+    found = re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", text, re.MULTILINE)
+    wanted = {f'{key}="{value}"' for key, value in labels.items()}
+    return sum(float(value) for label, value in found if wanted <= set(label.split(",")))
 
 
 def answer(response: HTTPResponse) -> tuple[int, dict[str, str], bytes]:

@@ -101,3 +101,9 @@ def test_without_a_quota_the_affinity_mask_counts(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert cpu_quota(tmp_path) == 3
+
+
+def test_a_collectors_address_holds_no_credentials_and_no_error_shows_them() -> None:
+    with pytest.raises(ValidationError, match="OTEL_EXPORTER_OTLP_HEADERS") as raised:
+        Settings(otlp_endpoint="https://me:secret@collector/v1/traces")
+    assert "secret" not in str(raised.value)

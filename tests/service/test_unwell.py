@@ -104,9 +104,11 @@ def test_an_engine_that_hangs_turns_liveness_to_503_until_it_goes_on(tmp_path: P
             stuck = asyncio.create_task(infer(app, "ffn"))
             told = await until(app, "/v2/health/live", 503)
             assert "ffn-fp32: a window has run for" in told["error"]
+            assert app.metrics.registry.get_sample_value("tokenslab_engine_hanging") == 1
             session.go_on.set()
             assert await stuck == 200
             assert (await ask(app, "GET", "/v2/health/live"))[0] == 200
+            assert app.metrics.registry.get_sample_value("tokenslab_engine_hanging") == 0
 
     asyncio.run(asyncio.wait_for(run(), 30))
 
