@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from export.cli_options import MakeOptions, with_options
 from service.errors import TokenslabError
-from service.manifest import file_sha256
+from service.manifest import file_sha256, read_manifest
 
 if TYPE_CHECKING:
     from export.pipeline import Progress
@@ -257,7 +257,7 @@ def _random_source(init: str, seed: int) -> dict[str, str]:
 
 def _run(work: Callable[[Progress], Path]) -> None:
     """Run `work` with its steps on stderr and its bundle on stdout; a fault of ours is one line and exit code 1."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 160)
     started = time.monotonic()
     with console.status("Load torch") as status:
 
@@ -267,9 +267,14 @@ def _run(work: Callable[[Progress], Path]) -> None:
 
         try:
             folder = work(progress)
+            plan = read_manifest(folder).plan
         except TokenslabError as error:
             status.stop()
             typer.echo(f"tokenslab export: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(1) from None
+        if plan is not None:
+            from export.planner import table
+
+            console.print(table(plan), soft_wrap=True)
         progress("Done: tokenslab inspect shows the bundle, report.md has every number")
     typer.echo(folder)

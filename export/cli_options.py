@@ -6,21 +6,25 @@ torch is imported when options are made, not when commands are registered.
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast, get_args
 
 import typer
 
+from export.errors import ExportError
 from service.manifest import Precision
 
 if TYPE_CHECKING:
     from export.pipeline import Options
+    from export.planner import Request
 
 MakeOptions = Callable[[], "Options"]
 
 # `Precision` as an enumeration: typer takes no list of literals.
-Choice = StrEnum("Choice", {name.upper(): name for name in get_args(Precision)})  # type: ignore[misc]
+AUTO: Final = "auto"
+Choice = StrEnum("Choice", {name.upper(): name for name in (*get_args(Precision), AUTO)})  # type: ignore[misc]
 
 _CALIBRATION: Final = "Tokens to choose scales on: .npy (n, d) or (batch, n, d), .npz with tokens and seq_lens"
 _SYNTHETIC: Final = "Calibrate int8-static and GPTQ on random tokens, with a warning, where --calibrate is not given"
@@ -30,7 +34,17 @@ def options(
     name: Annotated[str, typer.Option(help="Name of the model: letters, digits, '.', '_', '-'")],
     models: Annotated[Path, typer.Option(help="Model repository; the bundle is MODELS/NAME/VERSION")] = Path("models"),
     version: Annotated[int, typer.Option(help="Version to write", min=1)] = 1,
-    precision: Annotated[list[Choice] | None, typer.Option(help="Repeatable (default: fp32 and int8)")] = None,
+    precision: Annotated[
+        list[Choice] | None,
+        typer.Option(help="Repeatable (default: fp32 and int8); auto: the fastest within bounds, as measured here"),
+    ] = None,
+    planned_for: Annotated[
+        Literal["cpu", "cuda"] | None, typer.Option("--target", help="For auto: the provider (default: cpu)")
+    ] = None,
+    tokens: Annotated[str | None, typer.Option(help="For auto: window sizes (default: 1,64,1024)")] = None,
+    max_drift: Annotated[
+        float | None, typer.Option(help="For auto: how far neighbours may move an output (default: not at all)")
+    ] = None,
     default_precision: Annotated[
         Precision | None,
         typer.Option(help="What NAME itself serves; NAME-fp32, NAME-int8 ... are there too (default: int8 if made)"),
@@ -60,11 +74,18 @@ def options(
     from export.pipeline import PRECISIONS, Options
     from export.weights_file import PROTOBUF_LIMIT
 
+    chosen = [str(choice) for choice in precision or []]
+    plan = _plan(planned_for, tokens, max_drift) if AUTO in chosen else None
+    if plan is None and (planned_for, tokens, max_drift) != (None, None, None):
+        raise ExportError("--target, --tokens and --max-drift go with --precision auto")
+    if plan is not None and len(chosen) > 1:
+        raise ExportError("--precision auto chooses alone: name no other")
     return Options(
         name=name,
         models=models,
         version=version,
-        precisions=tuple(cast(Precision, choice.value) for choice in precision) if precision else PRECISIONS,
+        precisions=PRECISIONS if plan is not None or not chosen else cast(tuple[Precision, ...], tuple(chosen)),
+        plan=plan,
         default_precision=default_precision,
         overwrite=overwrite,
         allow_inexact=allow_inexact,
@@ -76,6 +97,18 @@ def options(
         seed=seed,
         external_above=0 if external_data else PROTOBUF_LIMIT,
     )
+
+
+def _plan(target: Literal["cpu", "cuda"] | None, tokens: str | None, max_drift: float | None) -> "Request":
+    from export.planner import Request
+
+    asked = Request(target or "cpu", max_drift=max_drift or 0.0)
+    if tokens is None:
+        return asked
+    try:
+        return replace(asked, tokens=tuple(int(size) for size in tokens.split(",")))
+    except ValueError:
+        raise ExportError(f"--tokens {tokens!r}: expected whole numbers, such as 1,64,1024") from None
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -20,8 +20,10 @@ from export.blocks import longest_sequence
 from export.bundle import check_free, check_name, new_bundle
 from export.errors import ExportError
 from export.experts import active_parameters, check_experts, expert_layers, expert_shares
+from export.floor import measure_speed
 from export.graph import to_graph, weight_flops, width_of_output
 from export.packed import Packed
+from export.planner import SECONDS_A_WINDOW, Request, candidates, choose
 from export.precision import parameter_count
 from export.precisions import bars_db
 from export.quantization.block_forms import WeightMethod
@@ -56,6 +58,8 @@ class Options:
     allow_synthetic: calibrate int8-static and GPTQ on random tokens, if there are no others.
     calibration_method: how int8-static chooses the range of an activation.
     weight_method: how w8 and w4 round weights.
+    plan: measure all precisions of its target, and keep the fastest within its bounds, with fp32; None: make
+        `precisions`.
     seed: of every random input.
     external_above: bytes of weights beyond which they go into a file beside the ONNX file, and torch's copy is freed.
     """
@@ -72,6 +76,7 @@ class Options:
     allow_synthetic: bool = False
     calibration_method: CalibrationMethod = "minmax"
     weight_method: WeightMethod = "rtn"
+    plan: Request | None = None
     seed: int = 0
     external_above: int = PROTOBUF_LIMIT
 
@@ -82,6 +87,10 @@ class Options:
     def check(self) -> None:
         """Raise ExportError for what can be refused before any work."""
         check_name(self.name)
+        if self.plan is not None:
+            self.plan.check()
+            if self.default_precision is not None:
+                raise ExportError("default precision: --precision auto chooses it")
         if not self.precisions or len(set(self.precisions)) != len(self.precisions):
             raise ExportError(f"precisions {list(self.precisions)}: expected one or more, each once")
         if self.default() not in self.precisions:
@@ -161,7 +170,13 @@ def export_packed(
             progress("Write the weights into a file of their own, and free torch's")
             move_out(graph, folder / "fp32-cpu.onnx")
             release_weights(packed.module)
-        variants = make_variants(graph, packed, options, cases, folder, progress)
+        refused: dict[str, str] | None = None
+        if options.plan is not None:
+            known = options.calibrate is not None or options.allow_synthetic
+            precisions, refused = candidates(options.plan, calibrated=known)
+            inexact = options.allow_inexact or options.plan.max_drift > 0
+            options = replace(options, precisions=precisions, allow_inexact=inexact)
+        variants = make_variants(graph, packed, options, cases, folder, progress, refused)
         progress("Write the manifest")
         write_reference(folder / REFERENCE, cases)
         manifest = Manifest(
@@ -172,7 +187,7 @@ def export_packed(
             d_out=width_of_output(graph),
             d_memory=packed.d_memory,
             max_sequence_tokens=longest_sequence(packed.module),
-            default_precision=options.default(),
+            default_precision="fp32" if options.plan is not None else options.default(),
             parameters=parameters,
             active_parameters=active_parameters(packed.module) if expert_layers(packed.module) else None,
             expert_load=expert_loads([case.routed for case in cases]),
@@ -190,11 +205,28 @@ def export_packed(
             reference_sha256=file_sha256(folder / REFERENCE),
             variants=variants,
         )
+        if options.plan is not None:
+            progress("Plan: time every precision within reach")
+            manifest = _planned(folder, manifest, options.plan, options.min_sqnr, refused or {})
         (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         bar = parity.fp32_bar(packed.depth or 1)
         text = report(manifest, packed.proofs, fp32_bar=bar, bars_db=bars_db(options.min_sqnr))
         (folder / REPORT).write_text(text, encoding="utf-8")
     return final
+
+
+def _planned(
+    folder: Path, manifest: Manifest, request: Request, min_sqnr: float | None, refused: Mapping[str, str]
+) -> Manifest:
+    """The manifest with the plan, the chosen variant and fp32; the files of the others go."""
+    speeds = measure_speed(folder, manifest, request.tokens, SECONDS_A_WINDOW)
+    plan = choose(request, manifest.variants, speeds, refused, min_sqnr)
+    kept = [variant for variant in manifest.variants if variant.precision in ("fp32", plan.chosen)]
+    for variant in manifest.variants:
+        if variant not in kept:
+            for name in (variant.file, *(data.file for data in variant.data)):
+                (folder / name).unlink()
+    return manifest.model_copy(update={"plan": plan, "variants": kept, "default_precision": plan.chosen})
 
 
 def _qualified_name(module: nn.Module) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from service.manifest import SYNTHETIC, Manifest, Precision, Variant
+from service.manifest import SYNTHETIC, Manifest, Plan, Precision, Variant
 
 
 def report(
@@ -35,6 +35,8 @@ def report(
     if proofs:
         rows = [(name, f"{error:.1e}") for name, error in proofs.items()]
         parts += ["## Proved in torch, float64", _table(("property", "largest relative error"), rows)]
+    if m.plan is not None:
+        parts += ["## Plan", _plan(m.plan)]
     parts += ["## Variants", _variants(m.variants)]
     for variant in m.variants:
         parts += list(_quantized(variant))
@@ -53,6 +55,22 @@ def report(
             f"{variant.precision}: measured on {certificate.machine or 'an unnamed processor'} with {options}."
         )
     return "\n\n".join(parts) + "\n"
+
+
+def _plan(plan: Plan) -> str:
+    rows = [
+        (
+            row.name,
+            *(f"{row.us_per_token[n]:.2f}" if n in row.us_per_token else "-" for n in plan.tokens),
+            "-" if row.sqnr_db is None else f"{row.sqnr_db:.1f}",
+            "-" if row.max_drift is None else f"{row.max_drift:.1e}",
+            "**chosen**" if row.name == plan.chosen else row.refused or "slower",
+        )
+        for row in plan.candidates
+    ]
+    sizes = (f"us/token at {tokens:,}" for tokens in plan.tokens)
+    measured = f"For {plan.target}, one thread's CPU time on {plan.machine}."
+    return f"{measured}\n\n{_table(('precision', *sizes, 'SQNR dB', 'drift', ''), rows)}"
 
 
 def _bars(variants: Sequence[Variant], bars_db: Mapping[Precision, float]) -> str:

@@ -50,8 +50,11 @@ def make_variants(
     cases: Sequence[Case],
     folder: Path,
     progress: Callable[[str], None],
+    refused: dict[str, str] | None = None,
 ) -> list[Variant]:
     """Make and prove each variant in `folder`. The float file is always made: int8 is held against its NaN rows.
+
+    With `refused`, a precision that cannot be made is noted there with the reason, and the others are made.
 
     Raises:
         ExportError: the calibration's file is no use, or a graph cannot be quantized.
@@ -75,8 +78,15 @@ def make_variants(
             candidates = recipe.transform(graph, choices)
             written = _within_budget(precision, graph, candidates, cases, packed.depth or 1, options, folder)
             certificate = _certificate(precision, written, packed, options, fp32)
-        except ProofError as cause:
-            raise ProofError(f"{precision}: {cause}") from cause
+        except ExportError as cause:
+            if refused is not None and precision != "fp32":
+                refused[precision] = str(cause).removeprefix(f"{precision}: ")
+                for path in folder.glob(f"{precision}-{recipe.provider}.onnx*"):
+                    path.unlink()
+                continue
+            if isinstance(cause, ProofError):
+                raise ProofError(f"{precision}: {cause}") from cause
+            raise
         if precision == "fp32":
             fp32 = written.session
         if precision not in options.precisions:

@@ -133,6 +133,28 @@ class Variant(Strict):
         return self.bytes + sum(data.bytes for data in self.data)
 
 
+class Candidate(Strict):
+    """One line of a plan: what a precision came to, or why it was not measured or not taken."""
+
+    name: str
+    us_per_token: dict[int, float] = Field(default={}, description="tokens of a window -> one thread's CPU time")
+    sqnr_db: float | None = Field(default=None, description="the worst against torch in float64")
+    max_drift: float | None = Field(default=None, description="the largest change by neighbours")
+    refused: str | None = None
+
+
+class Plan(Strict):
+    """How `--precision auto` chose."""
+
+    target: Literal["cpu", "cuda"]
+    tokens: list[int] = Field(min_length=1, description="sizes of the windows")
+    min_sqnr: float | None
+    max_drift: float
+    machine: str = Field(description="processor that it was measured on")
+    chosen: str
+    candidates: list[Candidate]
+
+
 class Manifest(Strict):
     """`manifest.json`."""
 
@@ -164,6 +186,7 @@ class Manifest(Strict):
     tools: dict[str, str] = Field(description="versions of the packages that made the bundle")
     created: str = Field(description="ISO 8601, UTC")
     reference_sha256: Sha256
+    plan: Plan | None = Field(default=None, description="how the precision was chosen, where the machine chose it")
     variants: list[Variant] = Field(min_length=1)
 
     @model_validator(mode="after")
