@@ -17,11 +17,13 @@ from bench.cases import CASE_NAMES
 from bench.client import AnswerError
 from bench.latency_cli import latency
 from bench.load import LoadError, choose_generator
+from bench.load_cli import load
 from bench.machine import describe_machine
 from bench.matrix import Plan, Results, run_matrix
 from bench.peers_cli import peers
 from bench.process import ServerError
 from bench.report import as_json, figures, table
+from bench.windows_cli import windows
 from bench.wire_cli import wire
 from service.cpu import cpu_quota
 from service.errors import TokenslabError
@@ -37,6 +39,8 @@ def register(app: typer.Typer) -> None:
     bench.command(epilog="Example: tokenslab bench run --cases 16x32,skewed --rounds 3 --out results.json")(run)
     bench.command()(wire)
     bench.command()(latency)
+    bench.command(epilog="Example: tokenslab bench load demo-ffn --serve models --rate 100,200 --html load.html")(load)
+    bench.command(epilog="Example: tokenslab bench windows demo-ffn --serve models --html windows.html")(windows)
     bench.command()(peers)
     app.add_typer(bench, name="bench")
 
