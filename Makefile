@@ -36,7 +36,7 @@ demo: .venv/.ready ## Export MiniLM, serve it, and show every promise measured
 
 .PHONY: test
 test: .venv/.ready ## The whole test suite
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist loadfile
 
 .PHONY: check
 check: .venv/.ready ## ruff, ruff format and mypy --strict

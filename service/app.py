@@ -14,6 +14,7 @@ from fastapi_offline import FastAPIOffline
 from service.admission import bounds_of
 from service.asgi import Message, Receive, Scope, Send, peer_of, refuse
 from service.auth import Gate
+from service.background import in_thread
 from service.batcher import Batcher
 from service.body import BodyBudget, BodyLimits, BodyLost, RequestBody
 from service.control import add_control_routes
@@ -43,6 +44,7 @@ log = logging.getLogger("tokenslab")
 CONTROL_BODY_BYTES = 1 << 16
 CONTROL_BODIES_BYTES = 1 << 23
 ENGINE_STOP_S = 1.0
+FLUSH_S = 1.0
 KEYS_POLL_S = 5.0
 ADMIN = ("/v2/repository/models/", "/v2/settings")
 
@@ -178,7 +180,7 @@ class App:
             await control.close()
             await decoder.close()
             if self._tracing is not None:
-                await asyncio.to_thread(self._tracing.flush)
+                await _flushed(self._tracing)
             # Everything that was to be answered is; a window that still runs is nobody's.
             if not await asyncio.to_thread(engine.stop, ENGINE_STOP_S):
                 log.error("the engine is still running a window after %s s; leaving it", ENGINE_STOP_S)
@@ -212,6 +214,14 @@ def _tracing_of(settings: Settings) -> Tracing | None:
     except ImportError as cause:
         raise TracingError("otlp_endpoint: tracing needs the extra: pip install 'tokenslab[otel]'") from cause
     return exporting(settings.otlp_endpoint)
+
+
+async def _flushed(tracing: Tracing) -> None:
+    """Send the last spans, unless the collector keeps the service from stopping."""
+    try:
+        await asyncio.wait_for(in_thread(tracing.flush, "tokenslab-flush"), FLUSH_S)
+    except TimeoutError:
+        log.warning("the last spans were not taken within %s s; leaving them", FLUSH_S)
 
 
 async def _traced(tracing: Tracing, infer: Infer, scope: Scope, receive: Receive, send: Send) -> None:

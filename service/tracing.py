@@ -21,7 +21,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from service.engine import Window
 from service.request import Client, Request
 
-FLUSH_MS: Final = 1000
 _W3C: Final = TraceContextTextMapPropagator()
 _CARRIED: Final = (b"traceparent", b"tracestate")
 
@@ -132,8 +131,8 @@ class Tracing:
         return self._offset_ns + int(seconds * 1e9)
 
     def flush(self) -> None:
-        """Send what is waiting, within FLUSH_MS."""
-        self._provider.force_flush(FLUSH_MS)
+        """Send what is waiting; it takes as long as the exporter tries, whose limit the SDK does not pass on."""
+        self._provider.force_flush()
 
 
 def exporting(endpoint: str) -> Tracing:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import ssl
 from collections.abc import Iterator
 from http.client import HTTPSConnection
@@ -193,3 +195,15 @@ def test_the_padding_that_was_dropped_is_counted(models: Path) -> None:
         ]
         assert server.ask("/v2/models/mean/infer", json.dumps({"inputs": inputs}).encode())[0] == 200
         assert server.metric("tokenslab_padding_tokens_total", model="mean-fp32") == 2
+
+
+def test_a_collector_that_never_answers_does_not_keep_the_service_from_stopping(root: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as collector:
+        endpoint = f"http://127.0.0.1:{collector.getsockname()[1]}/v1/traces"
+        patience = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600"}
+        flags = ("--threads", "1", "--drain-delay", "0")
+        with serving(root, *flags, TOKENSLAB_OTLP_ENDPOINT=endpoint, **patience) as server:
+            server.infer("ffn", np.ones((1, D), np.float32))
+            server.signal(signal.SIGTERM)
+            assert server.wait(60) == 0
+        assert any("the last spans were not taken" in line for line in server.log)
