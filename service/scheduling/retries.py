@@ -1,6 +1,6 @@
 """A window that failed is run again in halves, until who failed it stands alone. Pure.
 
-Of n requests, one of which is to blame, every other one is answered after at most log2(n) further windows.
+Of n requests, one of which is to blame, every other one is answered after at most 2 x ceil(log2(n)) further windows.
 """
 
 from __future__ import annotations

@@ -114,6 +114,10 @@ class Level(Generic[R]):
         ((name, client),) = self._clients.items()
         return None if client.queues[True] or not client.queues[False] else (name, client.queues[False])
 
+    def waiting(self, name: str) -> tuple[int, int]:
+        """Tokens and squares of the small requests of client `name`."""
+        return self._clients[name].loads[False]
+
     def serve_small(self, name: str, requests: int, tokens: int, squares: int, cost: float) -> None:
         """So many were taken off the front of what `only_small` gave, those that are gone included."""
         client = self._clients[name]

@@ -6,6 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Generic
 
 import numpy as np
@@ -16,6 +17,8 @@ from service.scheduling.waiting import Level, Pending, R, Waiting
 
 # A request is cut when it takes more than so many chunks: less would leave slivers, and save nobody a chunk's time.
 LARGE_CHUNKS = 2
+
+_deadline, _isolate = attrgetter("deadline"), attrgetter("isolate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ def plan_window(waiting: Waiting[R], rules: Rules, gone: Callable[[R], bool] = l
         plan.descend()
         plan.take(level, gone)
     if plan.pieces:
-        waiting.close_window({piece.request.level for piece in plan.pieces})
+        waiting.close_window(plan.levels)
     return plan.pieces
 
 
@@ -63,6 +66,7 @@ class _Plan(Generic[R]):
         self._tokens = self._squares = 0
         self._closed = False
         self.pieces: list[Piece[R]] = []
+        self.levels: set[int] = set()  # that have a part in it
 
     def descend(self) -> None:
         """What comes now is of a lower level: it may not hold up what is in by more than one chunk."""
@@ -71,8 +75,14 @@ class _Plan(Generic[R]):
 
     def take(self, level: Level[R], gone: Callable[[R], bool], most: int = -1) -> None:
         """Requests of one level, in their order, until one does not fit."""
+        before = len(self.pieces)
         if most < 0 and not self._closed and (small := level.only_small()) is not None:
             self._take_small(level, *small, gone)
+        self._take_in_turn(level, gone, most)
+        if len(self.pieces) > before:
+            self.levels.add(self.pieces[-1].request.level)
+
+    def _take_in_turn(self, level: Level[R], gone: Callable[[R], bool], most: int) -> None:
         while not self._closed and most != 0:
             request = level.head(gone)
             if request is None:
@@ -93,6 +103,19 @@ class _Plan(Generic[R]):
         rules, cost, pieces = self._rules, self._rules.cost, self.pieces
         left, room, room_s = self._left, self._room, min(self._room_s, self._extra_s)
         count, all_tokens, all_squares, all_s = 0, self._tokens, self._squares, 0.0
+        if not pieces and left < 0 and self._all_fit(level, client, queue):
+            arrived = list(queue)
+            queue.clear()  # whoever is told that it is gone may enqueue again: that waits for the loop below
+            count, self._deadline = len(arrived), min(map(_deadline, arrived))
+            for request in arrived:
+                if not gone(request):
+                    request.taken = request.rows
+                    all_tokens += request.load
+                    all_squares += request.square
+                    pieces.append(Piece(request, 0, request.rows))
+            room -= all_tokens
+            all_s = cost.marginal(all_tokens, all_squares)
+            self._closed = room <= 0 or all_s >= self._room_s
         while queue and not self._closed:
             request = queue[0]
             if gone(request):
@@ -124,6 +147,17 @@ class _Plan(Generic[R]):
         self._left, self._room, self._tokens, self._squares = left, room, all_tokens, all_squares
         self._room_s -= all_s
         self._extra_s -= all_s
+
+    def _all_fit(self, level: Level[R], client: str, queue: deque[R]) -> bool:
+        """Whether a whole queue of small requests is in time, and has room, in a window of its own."""
+        tokens, squares = level.waiting(client)
+        end = self._rules.now + self._rules.cost.seconds(tokens, squares)
+        return (
+            tokens <= self._room
+            and self._rules.cost.marginal(tokens, squares) <= min(self._room_s, self._extra_s)
+            and end <= min(map(_deadline, queue))
+            and not any(map(_isolate, queue))
+        )
 
     def _fitting(self, request: R) -> int:
         alone, cost = not self.pieces, self._rules.cost

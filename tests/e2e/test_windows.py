@@ -106,3 +106,30 @@ def test_a_full_queue_is_a_429_with_retry_after_and_a_request_beyond_it_a_413(mo
         body, headers = binary(np.zeros((2001, D), np.float32))
         assert server.ask("/v2/models/ffn/infer", body, headers)[0] == 413
         assert server.metric("tokenslab_queue_tokens") == 0
+
+
+def test_a_request_of_many_megabytes_is_cut_and_small_ones_beside_it_are_answered_right_meanwhile() -> None:
+    rng = np.random.default_rng()
+    model, huge = "demo-ffn-fp32", rng.standard_normal((40_000, 64), dtype=np.float32)
+    with serving(DEMO, "--max-chunk-ms", "1") as server, ThreadPoolExecutor(5) as pool:
+        small = [rng.standard_normal((n, 64), dtype=np.float32) for n in (1, 2, 5, 9)]
+        alone = [server.infer(model, x) for x in small]
+        some = rng.integers(0, len(huge), 20).tolist()
+        rows = [server.infer(model, huge[i : i + 1]) for i in some]
+        running = pool.submit(server.infer, model, huge)
+
+        def beside(x: Array) -> list[Array]:
+            answers = [server.infer(model, x)]
+            while not running.done():
+                answers.append(server.infer(model, x))
+            return answers
+
+        for answers, wanted in zip(pool.map(beside, small), alone, strict=True):
+            assert {a.tobytes() for a in answers} == {wanted.tobytes()}
+        out = running.result()
+        assert out.shape == huge.shape
+        for i, row in zip(some, rows, strict=True):
+            assert out[i : i + 1].tobytes() == row.tobytes()
+        assert server.metric("tokenslab_chunks_total", model=model) >= 3
+        assert server.metric("tokenslab_queue_tokens") == 0
+        assert server.metric("tokenslab_body_bytes") == 0

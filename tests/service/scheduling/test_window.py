@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -287,3 +289,40 @@ def test_what_is_certainly_small_is_never_large(
     assert most <= budget or not divisible
     for tokens in (1, most // 2, most - 1, most):
         assert tokens > most or not is_large(tokens, 0, limits, cost, chunk_s)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            Ask,
+            st.integers(1, 60),
+            deadline=st.sampled_from([100.0, 100.02, 100.1, 200.0, float("inf")]),
+            isolate=st.integers(0, 9).map(lambda n: n == 0),
+            level=st.integers(1, 2),
+        ),
+        max_size=12,
+    ),
+    st.integers(1, 400),
+    st.sampled_from([0.05, 0.2, float("inf")]),
+    st.sets(st.integers(0, 11)),
+)
+def test_a_queue_that_fits_as_a_whole_is_taken_as_it_would_be_one_by_one(
+    asks: list[Ask], budget: int, window_s: float, left: set[int]
+) -> None:
+    planned = []
+    for requests in (None, 1 << 30):  # a bound on requests, however high, has them taken one by one
+        copies = [replace(ask) for ask in asks]
+        index = {ask: i for i, ask in enumerate(copies)}
+        waiting = queue_of(*copies, levels=2)
+
+        def gone(ask: Ask, index: dict[Ask, int] = index) -> bool:
+            return index[ask] in left
+
+        limits, windows = Limits(budget, requests), []
+        for _ in range(len(copies) + 1):
+            window = plan_window(waiting, rules(limits, window_s=window_s, now=100.0), gone)
+            windows.append([(index[p.request], p.start, p.stop) for p in window])
+        assert not waiting.size
+        planned.append(windows)
+    assert planned[0] == planned[1]
