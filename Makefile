@@ -65,6 +65,10 @@ export-table: .venv/.ready ## Every architecture in every precision, exported, p
 bench-latency: .venv/.ready ## Latency at 50, 70 and 90 % of the maximum, and of one client, with their bars
 	$(BIN)/tokenslab bench latency --check --out build/bench-latency.json
 
+.PHONY: chaos
+chaos: .venv/.ready ## A minute of good, bad and slow clients while models change, and SIGTERM: nothing wrong, nothing lost
+	$(BIN)/python -m bench.chaos
+
 .PHONY: docker-test
 docker-test: .venv/.ready ## Build the image and run it for real: confined, right, and losing nothing when stopped
 	$(BIN)/python -m deploy.docker_test

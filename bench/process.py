@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import http.client
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -99,6 +100,23 @@ class Process:
             for process in tree:
                 if process.is_running():
                     process.resume()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process alone, not to its children."""
+        assert self._process is not None, "the server is used outside its context"
+        self._process.send_signal(number)
+
+    def wait(self, seconds: float) -> int:
+        """The exit code of a process that ends by itself.
+
+        Raises:
+            ServerError: it still runs after `seconds`.
+        """
+        assert self._process is not None, "the server is used outside its context"
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise ServerError(f"the server still runs after {seconds:g} s: {self._log_end()}") from None
 
     def stop(self) -> None:
         """End the process and what it started; more than once is harmless."""

@@ -20,10 +20,7 @@ class Server(Process):
     """One server with the models under `models`, on `threads` threads; `log` receives what it prints."""
 
     def __init__(self, models: Path, threads: int, log: Path, *options: str) -> None:
-        port = free_port()
-        command = [sys.executable, "-m", "tokenslab", "serve", "--models", str(models)]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--threads", str(threads)]
-        command += ["--drain-delay", "0", *options]
+        command, port = serve_command(models, threads, "--drain-delay", "0", *options)
         super().__init__(command, port, "/v2/health/ready", log)
 
     def infer_url(self, model: str) -> str:
@@ -56,3 +53,10 @@ class Server(Process):
             time.sleep(0.02)
         with super().held():
             yield
+
+
+def serve_command(models: Path, threads: int, *options: str) -> tuple[list[str], int]:
+    """`tokenslab serve` on a free port of loopback, and that port."""
+    port = free_port()
+    command = [sys.executable, "-m", "tokenslab", "serve", "--models", str(models)]
+    return [*command, "--host", "127.0.0.1", "--port", str(port), "--threads", str(threads), *options], port

@@ -12,7 +12,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -20,6 +20,7 @@ from service.asgi import error_response
 from service.direct import Direct, DirectHead, DirectRequest, Headers
 from service.errors import BodiesFull, HeadTooLarge, InvalidInput, RequestError, TooManyConnections
 from service.infer import JOIN_BYTES
+from service.parting import Parting
 from service.turned_away import Doorman
 
 _UPGRADE: Final = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
@@ -57,10 +58,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._idle_since: float | None = None  # the time of the last direct answer, while nothing follows
         self._idle_timer: asyncio.TimerHandle | None = None
         self._defaults: tuple[Headers, bytes] = ([], b"")
+        self._refusal: RequestError | None = None  # the last answer of this connection, once those before it are given
+        self._begun = False  # what is refused was being answered already
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection that never sends its first head is closed as one that stalls in it."""
-        super().connection_made(transport)
+        self._parting = Parting(transport, self.loop)
+        super().connection_made(cast(asyncio.Transport, self._parting))
         if len(self.connections) > self.limits.connections:
             self.connections.discard(self)
             limit = f"{self.limits.connections} connections are open, the most there may be (max_connections)"
@@ -81,10 +85,14 @@ class HttpProtocol(HttpToolsProtocol):
                 cycle.message_event.set()
         self._raw = self._parsed = None
         self.pipeline.clear()
+        self._parting.lost()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Known heads and their bodies go the direct way; the parser gets the rest."""
+        if self._refusal is not None or self.transport.is_closing():
+            self._parting.forget(len(data))
+            return
         self._idle_since = None
         while data and not self.transport.is_closing():
             if self._raw is not None:
@@ -164,22 +172,34 @@ class HttpProtocol(HttpToolsProtocol):
     def _parse(self, data: bytes) -> None:
         """Feed the parser, which itself has no bounds, no more than a head or a trailer may be."""
         if self._unparsed > self.limits.head_bytes:
-            self._refuse(HeadTooLarge(f"head: more than {self.limits.head_bytes} bytes (max_head_kib)"))
+            self._refuse_head()
             return
         self._unparsed += len(data)
         if self._in_head:
             data = _without_upgrade(data)
         super().data_received(data)
-        if self._in_head and self._unparsed and self._head_timer is None:
+        if self._in_head and self._unparsed and self._head_timer is None and self._refusal is None:
             self._await_head()
 
     def on_message_begin(self) -> None:
         """The scope waits until it is known that the request goes the ASGI way."""
+        self._unparsed = max(1, self._unparsed)  # a head may begin in one read with the body before it
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; trailers, which come after the head was judged, are no headers (RFC 9110, 6.5.1)."""
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        if self.transport.is_closing():
+            raise _Refused  # an answer before it, in the same read, was the last
+        # It may have come in one read with what the parser was still allowed.
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.limits.head_bytes:
+            self._refuse_head()
+            raise _Refused
         self._in_head = False
         self._unparsed = 0
         self._cancel_head_timer()
@@ -249,7 +269,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self.transport.writelines([b"".join(head), *parts])
             if close:
                 self.transport.close()
-        if self.pipeline or close:
+        if self.pipeline or close or self._refusal is not None:
             self.on_response_complete()
         else:
             self.server_state.total_requests += 1
@@ -275,6 +295,15 @@ class HttpProtocol(HttpToolsProtocol):
         self._answered = 0
         super()._start_asgi_task(cycle, app)
 
+    def shutdown(self) -> None:
+        """The listener is closed: an idle connection ends at once, any other with its answer."""
+        if self.transport.is_closing():
+            return  # its last answer is on its way
+        if self.cycle is None or self.cycle.response_complete:
+            self._parting.close_now()
+        else:
+            super().shutdown()
+
     def stop(self) -> None:
         """The service stops now: whoever still waits on the direct way is told."""
         if isinstance(self._active, DirectRequest) and not self._active.response_complete:
@@ -284,10 +313,47 @@ class HttpProtocol(HttpToolsProtocol):
         """What the parser could not read, in the one form of our errors."""
         self._refuse(InvalidInput(f"HTTP: {msg}"))
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._refusal is not None and not self._answering:
+            self._end(self._refusal)
+
+    @property
+    def _answering(self) -> bool:
+        return bool(self.pipeline) or (self._active is not None and not self._active.response_complete)
+
+    def _refuse_head(self) -> None:
+        self._refuse(HeadTooLarge(f"head: more than {self.limits.head_bytes} bytes (max_head_kib)"))
+
     def _refuse(self, error: RequestError) -> None:
-        if not self.transport.is_closing():
+        """Read no further; say why once the requests before it are answered, so that no answer is taken for another."""
+        if self._refusal is not None or self.transport.is_closing():
+            return
+        self._refusal = error
+        self._cancel_head_timer()
+        if not self._in_head:
+            self._abandon()
+        if not self._answering:
+            self._end(error)
+
+    def _abandon(self) -> None:
+        """The newest request has a body that cannot be read: nothing else answers it, unless its answer has begun."""
+        cycle = self.cycle
+        self._begun = cycle.response_started
+        cycle.disconnected = True
+        cycle.message_event.set()
+        if self.pipeline and self.pipeline[0][0] is cycle:
+            self.pipeline.popleft()
+        else:
+            self._active = None
+
+    def _end(self, error: RequestError) -> None:
+        if self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        if not self._begun:
             self.transport.write(self._response(error))
-            self.transport.close()
+        self.transport.close()
 
     def _response(self, error: RequestError) -> bytes:
         self.refused(error.reason)
@@ -324,8 +390,14 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _head_stalled(self) -> None:
         self._head_timer = None
-        if self._in_head:
+        if self._in_head and self._answering:
+            self._await_head()  # the requests before it are answered first
+        elif self._in_head:
             self.transport.close()
+
+
+class _Refused(Exception):
+    """Ends the parsing of what will not be answered, or has been."""
 
 
 class _Reader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import resource
 import socket
 import struct
@@ -74,6 +75,58 @@ def test_a_head_over_the_limit_is_a_431_that_names_it(strict: Server) -> None:
         got = everything(link)
     assert got.startswith(b"HTTP/1.1 431 ")
     assert json.loads(got.partition(b"\r\n\r\n")[2])["error"] == "head: more than 8192 bytes (max_head_kib)"
+
+
+def test_a_head_over_the_limit_that_comes_in_one_piece_is_a_431_too(strict: Server) -> None:
+    many = "".join(f"X-{i}: {'a' * 100}\r\n" for i in range(90))
+    with strict.raw(b"GET /v2 HTTP/1.1\r\n" + many.encode() + b"\r\n" + b"more" * 1000) as link:
+        assert everything(link).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_refusal_waits_for_the_answers_before_it(strict: Server) -> None:
+    x = b"".join(post("slow", rows) for rows in (40, 1))
+    chunks = b"POST /v2/models/ffn/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for bad, status in (
+        (b"NONSENSE\r\n\r\n", 400),
+        (chunks + b"zz\r\n", 400),
+        (chunks + b"5\r\nabcde\r\n-1\r\n", 400),
+        (b"GET /v2 HTTP/1.1\r\nX: " + b"a" * 9000 + b"\r\n\r\n", 431),
+    ):
+        with strict.raw(x + bad + post("ffn", 1)) as link:
+            got = everything(link)
+        assert re.findall(rb"HTTP/1\.1 (\d+) ", got) == [b"200", b"200", b"%d" % status], got[-500:]
+        with strict.raw(bad + post("ffn", 1)) as link:
+            assert re.findall(rb"HTTP/1\.1 (\d+) ", everything(link)) == [b"%d" % status]
+
+
+def test_half_a_head_behind_a_request_does_not_cost_that_request_its_answer(strict: Server) -> None:
+    with strict.raw(
+        post("slow", 1000) + b"GET /v2 HTTP/1.1\r\n", timeout_s=60
+    ) as link:  # longer than the head's timeout
+        assert everything(link).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_head_begun_in_the_read_before_is_not_known_by_its_end_alone(strict: Server) -> None:
+    x = np.random.default_rng().standard_normal((3, D), dtype=np.float32)
+    body, headers = binary(x)
+    lines = "".join(f"{k}: {v}\r\n" for k, v in headers.items())
+    good = f"POST /v2/models/mean/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{lines}\r\n".encode()
+    begun = b"POST /v2/models/ffn/infer HTTP/1.1\r\nX: "  # and the rest of this line would be another request's first
+    with strict.raw(post("ffn", 1, f"X: {x[0, 0]}\r\n") + begun) as link:
+        assert link.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        link.sendall(good + body)
+        assert b'"model_name":"ffn"' in link.recv(1 << 16)
+    with strict.raw(good + body) as link:
+        assert b'"model_name":"mean"' in link.recv(1 << 16), "another client's head was taken for what it is not"
+
+
+def test_trailers_are_no_headers(strict: Server) -> None:
+    body, headers = binary(np.ones((2, D), np.float32))
+    lines = "".join(f"{k}: {v}\r\n" for k, v in headers.items())
+    head = f"POST /v2/models/ffn/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n{lines}\r\n".encode()
+    trailer = b"Content-Encoding: gzip\r\nInference-Header-Content-Length: 0\r\n"
+    with strict.raw(head + b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(body), body, trailer)) as link:
+        assert link.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 def _answered(link: socket.socket, more: bytes) -> bool:
