@@ -6,11 +6,12 @@ of intents registers its bodies here; this package knows neither torch nor files
 
 from __future__ import annotations
 
-from export.lowering import attention, cross_attention, rotary, routing
+from export.lowering import attention, cross_attention, cuda_attention, rotary, routing
 from export.lowering.registry import Body, BodyMaker, Provider, lower, register_body
 
 attention.register()
 cross_attention.register()
+cuda_attention.register()
 rotary.register()
 routing.register()
 

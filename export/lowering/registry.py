@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import onnx.parser
 import onnx_ir as ir
@@ -17,6 +17,7 @@ from export.errors import ExportError
 from export.quantize import DOMAIN
 
 Provider = Literal["cpu", "cuda"]
+PROVIDERS: Final[tuple[Provider, ...]] = get_args(Provider)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from export.lowering.registry import Body, register_body
+from export.lowering.registry import PROVIDERS, Body, register_body
 
 SEQUENCE_POSITIONS = "SequencePositions"
 ROTARY_EMBEDDING = "RotaryEmbedding"
@@ -43,5 +43,6 @@ _ROTARY = """
 
 def register() -> None:
     """Make the bodies known."""
-    register_body(SEQUENCE_POSITIONS, "cpu", Body(SEQUENCE_POSITIONS, _POSITIONS))
-    register_body(ROTARY_EMBEDDING, "cpu", Body(ROTARY_EMBEDDING, _ROTARY))
+    for provider in PROVIDERS:
+        register_body(SEQUENCE_POSITIONS, provider, Body(SEQUENCE_POSITIONS, _POSITIONS))
+        register_body(ROTARY_EMBEDDING, provider, Body(ROTARY_EMBEDDING, _ROTARY))

@@ -9,7 +9,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from export.lowering.registry import Body, register_body
+from export.lowering.registry import PROVIDERS, Body, register_body
 from export.routing import ROUTE, ROUTE_NORMALISED
 
 # logits and weights are float32 (N, experts) and (N, top_k), chosen is int64 (N, top_k), best first. The choice is made
@@ -45,4 +45,5 @@ def _body(node: ir.Node) -> Body:
 
 def register() -> None:
     """Make the bodies known."""
-    register_body(ROUTE, "cpu", _body)
+    for provider in PROVIDERS:
+        register_body(ROUTE, provider, _body)
