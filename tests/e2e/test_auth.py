@@ -86,6 +86,11 @@ def test_a_client_infers_with_its_key_through_tritons_own_client(guarded: Server
 def test_a_refused_body_is_not_read(guarded: Server) -> None:
     body, headers = binary(np.ones((4000, D), np.float32))
     assert guarded.ask("/v2/models/ffn/infer", body, headers)[0] == 401
+    head = b"POST /v2/models/ffn/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+    with guarded.raw(head) as link:  # and sends nothing of it: the answer does not wait
+        told = link.recv(1 << 12).lower()
+    assert told.startswith(b"http/1.1 401 ")
+    assert b"\r\nconnection: close\r\n" in told
 
 
 def test_load_and_unload_are_for_admins_through_tritons_own_client(guarded: Server) -> None:
