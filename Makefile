@@ -69,6 +69,10 @@ bench-latency: .venv/.ready ## Latency at 50, 70 and 90 % of the maximum, and of
 chaos: .venv/.ready ## A minute of good, bad and slow clients while models change, and SIGTERM: nothing wrong, nothing lost
 	$(BIN)/python -m bench.chaos
 
+.PHONY: mixes
+mixes: .venv/.ready ## Ten thousand random mixes over HTTP for each exact precision of each bundle, bit for bit
+	$(BIN)/python -m bench.mixes
+
 .PHONY: docker-test
 docker-test: .venv/.ready ## Build the image and run it for real: confined, right, and losing nothing when stopped
 	$(BIN)/python -m deploy.docker_test

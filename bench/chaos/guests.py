@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import time
+from collections.abc import Callable
 
 from bench.bodies import JSON_LENGTH
 from bench.chaos.asks import Ask
@@ -69,17 +70,20 @@ async def slow_sender(scene: Scene) -> None:
     async with scene.link("slow sender") as link:
         ask, patience = scene.rng.choice(scene.asks), scene.limits.body_timeout_s
         began = time.monotonic()
-        if not await _trickle(scene, link, ask, scene.rng.uniform(0, patience / 2 / _PIECES)):
+
+        def late() -> bool:
+            return time.monotonic() - began > patience * 0.8
+
+        if not await _trickle(scene, link, ask, scene.rng.uniform(0, patience / 2 / _PIECES), late):
             return
-        late = time.monotonic() - began > patience * 0.8
-        await scene.hear("slow sender", link, right(ask, *((408,) if late else ())))
+        await scene.hear("slow sender", link, right(ask, *((408,) if late() else ())))
 
 
-async def _trickle(scene: Scene, link: Link, ask: Ask, pause_s: float) -> bool:
+async def _trickle(scene: Scene, link: Link, ask: Ask, pause_s: float, late: Callable[[], bool]) -> bool:
     data = head("POST", ask.path, len(ask.body), ask.headers) + ask.body
     size = len(data) // _PIECES + 1
     for at in range(0, len(data), size):
-        if not await scene.send("slow sender", link, data[at : at + size]):
+        if not await scene.send("slow sender", link, data[at : at + size], excused=late()):
             return False
         await asyncio.sleep(pause_s)
     return True

@@ -74,7 +74,7 @@ async def deaf(scene: Scene) -> None:
     """Large answers that nobody reads: the connection is cut, unless the kernel took them all."""
     async with scene.link("deaf") as link:
         ask = max(scene.rng.choices(scene.asks, k=20), key=lambda ask: ask.shape[0])
-        if not await scene.send("deaf", link, whole(ask) * 20):
+        if not await scene.send("deaf", link, whole(ask) * 20, excused=True):
             return
         await asyncio.sleep(scene.limits.write_timeout_s * 1.5)
         scene.tally.note("deaf", "left unread")

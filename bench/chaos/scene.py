@@ -94,12 +94,12 @@ class Scene:
         finally:
             await link.close()
 
-    async def send(self, kind: str, link: Link, data: bytes) -> bool:
-        """Send what should be taken whole; False, and counted, if it was not."""
+    async def send(self, kind: str, link: Link, data: bytes, *, excused: bool = False) -> bool:
+        """Send what should be taken whole; False, and counted, if it was not. `excused`: the server may cut it off."""
         try:
             await link.send(data)
         except Broken as cause:
-            self._broken(kind, str(cause), lost=self.signalled is None)
+            self._broken(kind, str(cause), lost=self.signalled is None and not excused)
             return False
         return True
 
