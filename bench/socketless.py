@@ -48,6 +48,9 @@ class ListTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         """Nothing is read here."""
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def get_write_buffer_size(self) -> int:
         return 0
 
