@@ -12,7 +12,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,7 +27,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from rich.console import Console
 from rich.table import Table
 
-from export.quantization.forms import DOMAIN, EIGHT_BIT, SEVEN_BIT, Form  # noqa: TID251  what is measured
+from export.quantization.forms import EIGHT_BIT, SEVEN_BIT, Form  # noqa: TID251  what is measured
 from export.quantize import quantize_int8  # noqa: TID251  what export writes is measured
 from service.session import open_session
 
@@ -40,77 +40,64 @@ ROWS: Final = (1, 64, 256, 1024, 4096)
 MIN_ROUNDS: Final = 3
 
 _CORRECTION: Final = """
-  offset = Mul (row_zero, column_sums)
-  centred = Sub (product, offset)
-  y = Mul (centred, scale)
+  scaled = Mul (product, scale)
+  offset = Mul (lowest, column_sums)
+  y = Add (scaled, offset)
 """
+_INTEGERS: Final = """
+  above = Sub (x, lowest)
+  q = QuantizeLinear <axis = 1, block_size: int = @inner> (above, scale)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """The shipped function with parts of its text replaced, and what has to become of its weights."""
+    """The shipped function with parts of its text replaced."""
 
     name: str
     replaced: Mapping[str, str]
-    weights: Callable[[dict[str, Array]], dict[str, Array]] | None = None
-
-
-def extra_rows(arrays: dict[str, Array]) -> dict[str, Array]:
-    """Append rows to the weights that bring every column's sum to zero; `column_sums` becomes their count."""
-    centred = arrays["int8"].astype(np.int64) - 128
-    left = -centred.sum(axis=0)
-    count = -(-int(np.abs(left).max()) // 127)
-    rows = []
-    for _ in range(count):
-        rows.append(np.clip(left, -127, 127))
-        left = left - rows[-1]
-    stacked = np.concatenate([centred, np.array(rows)])
-    return {**arrays, "int8": (stacked + 128).astype(np.uint8), "column_sums": np.array([1, count], np.int64)}
 
 
 OTHERS: Final = (
     Other(
-        "scale first: Mul, Mul, Sub",
+        "zero point per row, zero in the range",
+        {
+            """
+  span = Sub (highest, lowest)
+  range = Max (span, least, guard)""": """
+  top = Max (highest, least, guard)
+  bottom = Min (lowest, zero)
+  range = Sub (top, bottom)""",
+            _INTEGERS: """
+  below = Neg (bottom)
+  zero_point = QuantizeLinear <axis = 1, block_size = 1> (below, scale)
+  q = QuantizeLinear <axis = 1, block_size: int = @inner> (x, scale, zero_point)""",
+            _CORRECTION: """
+  row_zero = Cast <to = 1> (zero_point)
+  offset = Mul (row_zero, column_sums)
+  centred = Sub (product, offset)
+  y = Mul (centred, scale)
+""",
+        },
+    ),
+    Other(
+        "rank-1 Gemm onto the scaled product",
         {
             _CORRECTION: """
   scaled = Mul (product, scale)
-  row_offset = Mul (row_zero, scale)
-  offset = Mul (row_offset, column_sums)
-  y = Sub (scaled, offset)
+  y = Gemm (lowest, column_sums, scaled)
 """
         },
-    ),
-    Other(
-        "rank-1 Gemm onto the product, Mul",
-        {
-            _CORRECTION: """
-  centred = Gemm <alpha = -1.0> (row_zero, column_sums, product)
-  y = Mul (centred, scale)
-"""
-        },
-    ),
-    Other(
-        "zero point as extra columns, Mul",
-        {
-            "(q, weight,": "(wide, weight,",
-            "  product =": """
-  repeated = Expand (zero_point, column_sums)
-  wide = Concat <axis = 1> (q, repeated)
-  product =""",
-            _CORRECTION: "\n  y = Mul (product, scale)\n",
-        },
-        extra_rows,
     ),
     Other(
         "row scales squeezed for QuantizeLinear",
         {
-            "  q = QuantizeLinear <axis = 1, block_size: int = @inner> (x, scale, zero_point)": """
+            _INTEGERS: """
   row_scale = Squeeze (scale, last)
-  row_zero_point = Squeeze (zero_point, last)
-  q = QuantizeLinear <axis = 0> (x, row_scale, row_zero_point)"""
+  above = Sub (x, lowest)
+  q = QuantizeLinear <axis = 0> (above, row_scale)"""
         },
     ),
-    Other("without the NaN guard", {"(highest, least, guard)": "(highest, least)"}),
+    Other("without the NaN guard", {"(span, least, guard)": "(span, least)"}),
     Other("without the correction (wrong)", {_CORRECTION: "\n  y = Mul (product, scale)\n"}),
 )
 
@@ -128,7 +115,7 @@ def random_ffn(seed: int) -> ir.Model:
 
 
 def with_form(quantized: ir.Model, form: Other) -> ir.Model:
-    """`quantized` with its function, and weights if need be, replaced by those of `form`."""
+    """`quantized` with its function replaced by that of `form`."""
     text = EIGHT_BIT.text(OPSET)
     for old, new in form.replaced.items():
         if text.count(old) != 1:
@@ -137,22 +124,7 @@ def with_form(quantized: ir.Model, form: Other) -> ir.Model:
     model = quantized.clone()
     function = ir.serde.deserialize_function(onnx.parser.parse_function(text))
     model.functions[function.identifier()] = function
-    if form.weights is not None:
-        for call in [node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, EIGHT_BIT.operator)]:
-            _exchange(model.graph, call, form.weights)
     return model
-
-
-def _exchange(graph: ir.Graph, call: ir.Node, weights: Callable[[dict[str, Array]], dict[str, Array]]) -> None:
-    values = dict(zip(("int8", "scales", "column_sums"), call.inputs[1:], strict=True))
-    tensors = {key: value.const_value for key, value in values.items() if value is not None}
-    arrays = weights({key: tensor.numpy() for key, tensor in tensors.items() if tensor is not None})
-    for index, (key, old) in enumerate(values.items(), start=1):
-        assert old is not None
-        new = ir.val(f"{old.name}.form", const_value=ir.tensor(arrays[key], name=f"{old.name}.form"))
-        call.replace_input_with(index, new)
-        del graph.initializers[str(old.name)]
-        graph.register_initializer(new)
 
 
 def bare_gemms(quantized: ir.Model, form: Form) -> ir.Model:

@@ -1,10 +1,10 @@
 """The integer forms of a weight matmul: their ONNX functions, the integers they hold and the bounds these keep.
 
-Activations are quantized per token at run time (uint8, scale and zero point from that row's range, zero included),
-weights per output channel (symmetric, [-levels, levels]). For one row x and one column w:
+Activations are quantized per token at run time (uint8, from that row's minimum up), weights per output channel
+(symmetric, [-levels, levels]). For one row x and one column w:
 
-    s = (max(x, 0) - min(x, 0)) / 255    z = round(-min(x, 0) / s)    q = round(x / s) + z
-    y = s * (sw * sum(q * qw) - z * sw * sum(qw))        s is NaN where x holds NaN or Inf
+    s = (max(x) - min(x)) / 255    q = round((x - min(x)) / s)
+    y = s * sw * sum(q * qw) + min(x) * sw * sum(qw)        s is NaN where x holds NaN or Inf
 
 Only row-wise scalars, elementwise operators and an exact integer matmul: no row can see another. The bias Add stays
 outside, where ONNX Runtime fuses it with a GELU that follows. `bench/int8_forms.py` measures these forms and others: a
@@ -71,10 +71,11 @@ class Form:
         return ir.serde.deserialize_function(onnx.parser.parse_function(self.text(opset)))
 
 
-# Few operators, for one row costs as many dispatches as a thousand. `least` keeps the scale of a row of zeros a normal
+# Few operators, for one row costs as many dispatches as a thousand. `least` keeps the scale of a constant row a normal
 # float32. ReduceMax and the casts swallow NaN, Max does not: `guard`, 0 or NaN, brings it (and Inf) to the row's scale.
-# Its mean overflows for rows beyond about 1e35, which then give NaN rather than a number. QuantizeLinear in blocks of a
-# whole row takes the scales as they are, and rounds the zero point as it rounds the row.
+# Its mean overflows for rows beyond about 1e35, which then give NaN rather than a number. Subtracting the row's minimum
+# is a pass over the row, and saves a zero point (three operators more, and a range that must hold zero). QuantizeLinear
+# in blocks of a whole row takes the scales as they are.
 _FUNCTION: Final = f"""
 <opset_import: ["": OPSET, "com.microsoft": 1], domain: "{DOMAIN}">
 OPERATOR <inner> (x, weight, scales, column_sums) => (y)
@@ -91,20 +92,17 @@ OPERATOR <inner> (x, weight, scales, column_sums) => (y)
   guard = Mul (mean, zero)
   highest = ReduceMax <keepdims = 1> (x, last)
   lowest = ReduceMin <keepdims = 1> (x, last)
-  top = Max (highest, least, guard)
-  bottom = Min (lowest, zero)
-  range = Sub (top, bottom)
+  span = Sub (highest, lowest)
+  range = Max (span, least, guard)
   scale = Div (range, steps)
 
-  below = Neg (bottom)
-  zero_point = QuantizeLinear <axis = 1, block_size = 1> (below, scale)
-  q = QuantizeLinear <axis = 1, block_size: int = @inner> (x, scale, zero_point)
+  above = Sub (x, lowest)
+  q = QuantizeLinear <axis = 1, block_size: int = @inner> (above, scale)
   product = com.microsoft.MatMulIntegerToFloat (q, weight, one, scales, activation_zero, weight_zero)
 
-  row_zero = Cast <to = 1> (zero_point)
-  offset = Mul (row_zero, column_sums)
-  centred = Sub (product, offset)
-  y = Mul (centred, scale)
+  scaled = Mul (product, scale)
+  offset = Mul (lowest, column_sums)
+  y = Add (scaled, offset)
 }}
 """
 

@@ -73,10 +73,9 @@ def column_scales(weight: Float32, levels: int) -> Float32:
 
 def rounded_rows(rows: Float32) -> Float32:
     """What is left of rows (n, K) after the run-time rounding that `forms` states."""
-    low = np.minimum(rows.min(axis=1, keepdims=True), 0)
-    scale = np.maximum((np.maximum(rows.max(axis=1, keepdims=True), 0) - low) / np.float32(STEPS), _TINY)
-    zero = np.rint(-low / scale)
-    rounded: Float32 = (np.clip(np.rint(rows / scale) + zero, 0, STEPS) - zero) * scale
+    low = rows.min(axis=1, keepdims=True)
+    scale = np.maximum((rows.max(axis=1, keepdims=True) - low) / np.float32(STEPS), _TINY)
+    rounded: Float32 = np.rint((rows - low) / scale) * scale + low
     return rounded
 
 

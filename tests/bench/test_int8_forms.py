@@ -28,8 +28,8 @@ def test_every_form_computes_what_is_shipped_except_the_one_that_says_it_does_no
         outs.append(open_session(path, "cpu", 1).run(["out"], tokens)[0])
         path.unlink()
     for form, out in zip(OTHERS, outs[1:], strict=True):
-        # A last bit in the hidden layer can move one activation by a step: 1/255 of a range, one of 3072 terms.
-        close = np.linalg.norm(out - outs[0]) / np.linalg.norm(outs[0]) < 2e-3
+        # Forms that round activations on another grid differ by the noise of 8 bits, 36 dB each.
+        close = np.linalg.norm(out - outs[0]) / np.linalg.norm(outs[0]) < 3e-2
         assert close == ("wrong" not in form.name), form.name
 
 

@@ -73,15 +73,16 @@ def test_the_file_computes_the_stated_formula_in_integers(
     tokens = normal(rng, rows, inner, std=float(10.0 ** rng.integers(-3, 4)))
     out = run(opened(quantize_int8(linear(weight, bias), form), tmp_path_factory.mktemp("m") / "m.onnx"), tokens)
 
-    low, high = tokens.min(1, keepdims=True).clip(max=0), tokens.max(1, keepdims=True).clip(min=0)
-    step = (high - low) / np.float32(255)
-    zero = np.rint(-low / step)
-    q = np.clip(np.rint(tokens / step) + zero, 0, 255).astype(np.int64) - zero.astype(np.int64)
+    low, high = tokens.min(1, keepdims=True), tokens.max(1, keepdims=True)
+    step = np.maximum((high - low) / np.float32(255), np.finfo(np.float32).tiny)
+    q = np.rint((tokens - low) / step).astype(np.int64)
     weight_step = np.abs(weight).max(0) / np.float32(form.levels)
     levels = np.clip(np.rint(weight / weight_step), -form.levels, form.levels).astype(np.int64)
-    expected = (q @ levels) * step.astype(np.float64) * weight_step + bias
-    # float32 rounding of the product before the zero point is taken off: |product| <= 255 * 127 * K
-    bound = 4 * np.finfo(np.float32).eps * (255 * 127 * inner * step * weight_step + np.abs(expected))
+    offset = low.astype(np.float64) * levels.sum(0) * weight_step
+    expected = (q @ levels) * step.astype(np.float64) * weight_step + offset + bias
+    # float32 rounding of the product before the row's minimum is added: |product| <= 255 * 127 * K
+    size = 255 * 127 * inner * step * weight_step + np.abs(offset) + np.abs(expected)
+    bound = 4 * np.finfo(np.float32).eps * size
     assert (np.abs(out - expected) <= bound).all()
 
 
@@ -107,6 +108,16 @@ def test_a_row_of_zeros_gives_the_bias_to_the_bit(tmp_path: Path, form: Form) ->
     bias = normal(rng, 100)
     session = opened(quantize_int8(linear(normal(rng, 130, 100), bias), form), tmp_path / "m.onnx")
     assert (run(session, np.zeros((3, 130), np.float32)) == bias).all()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.dtype)
+def test_a_constant_row_far_from_zero_keeps_all_its_digits(tmp_path: Path, form: Form) -> None:
+    rng = np.random.default_rng(9)
+    weight = rng.integers(-form.levels, form.levels + 1, (130, 100)).astype(np.float32)
+    weight[0] = form.levels  # each column's largest: its scale is 1 and rounding loses nothing
+    session = opened(quantize_int8(linear(weight, np.zeros(100, np.float32)), form), tmp_path / "m.onnx")
+    tokens = np.array([[3.0], [-1000.0]], np.float32) * np.ones((1, 130), np.float32)
+    assert np.allclose(run(session, tokens), tokens @ weight, rtol=1e-6)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.dtype)
@@ -139,6 +150,7 @@ def test_full_range_weights_and_activations_do_not_saturate(tmp_path: Path, form
     weight = np.where(np.arange(64) % 2, 1, -1).astype(np.float32) * np.ones((512, 1), np.float32)
     session = opened(quantize_int8(linear(weight, np.zeros(64, np.float32)), form), tmp_path / "m.onnx")
     tokens = np.ones((5, 512), np.float32)
+    tokens[:, :2] = 0  # the range; every other activation is 255
     assert np.allclose(run(session, tokens), tokens @ weight, rtol=1e-6)
 
 
