@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from export.blocks.moe import MixtureOfExperts, Router
 from export.errors import ExportError
+from export.normalise import parameter_name
 from export.routed import RoutedLayer
 from export.routing import routes
 
@@ -61,7 +62,7 @@ def share_of(matmul: ir.Node, shares: Mapping[str, Fraction]) -> Fraction | None
     weight = matmul.inputs[1]
     if weight is None or not weight.is_initializer():
         return None
-    return shares.get(str(weight.name).removesuffix(".T"))  # as export.normalise names a transposed weight
+    return shares.get(parameter_name(weight))
 
 
 def active_parameters(module: nn.Module) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Final
@@ -21,7 +21,7 @@ from torch import nn
 
 from export.errors import ExportError
 from export.experts import share_of
-from export.normalise import gemm_to_matmul
+from export.normalise import gemm_to_matmul, parameter_name
 from service.manifest import Kind
 
 OPSET: Final = 21
@@ -94,17 +94,24 @@ def to_graph(module: nn.Module, kind: Kind, d_in: int, d_memory: int | None = No
     return model
 
 
-def weight_flops(model: ir.Model, shares: Mapping[str, Fraction] | None = None, *, of_memory: bool = False) -> int:
+def weight_flops(
+    model: ir.Model,
+    shares: Mapping[str, Fraction] | None = None,
+    *,
+    of_memory: bool = False,
+    only: Container[str] | None = None,
+) -> int:
     """Count 2 x multiply-adds of the weight matmuls for one token, or with `of_memory` for one row of the memory.
 
     A matmul that runs several times for each token (the token was reshaped into parts) counts that often; one that only
-    a share of the tokens meets (`export.experts.expert_shares`) counts for that share.
+    a share of the tokens meets (`export.experts.expert_shares`) counts for that share. With `only`, those whose weight
+    is one of these parameters of the module.
     """
     flops = Fraction(0)
     for node in model.graph:
         if node.op_type != "MatMul" or (weight := node.inputs[1]) is None or not weight.is_initializer():
             continue
-        if _reads_memory(node) is not of_memory:
+        if _reads_memory(node) is not of_memory or not (only is None or parameter_name(weight) in only):
             continue
         share = share_of(node, shares or {})
         flops += 2 * _fixed_size(weight) * _fixed_rows(node.inputs[0]) * (1 if share is None else share)

@@ -1,19 +1,25 @@
-"""`tokenslab inspect`: what a bundle is, read from its manifest and its files. It runs nothing and needs no torch."""
+"""`tokenslab inspect`: what a bundle is, read from its manifest and its files, and what follows from its shapes.
+
+It runs nothing and needs no torch.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 from rich.table import Table
 
+from export.arithmetic import attention_flops, ffn_flops, hidden_bytes, overtakes_at, score_bytes, score_flops
 from export.bundle_folder import bundle_folder
 from export.report_console import console
 from service.errors import TokenslabError
-from service.manifest import Manifest, Variant, read_manifest
+from service.manifest import Composition, Manifest, Variant, read_manifest
+
+_LENGTHS: Final = (128, 512, 2048)  # tokens of a sequence
 
 
 def register(app: typer.Typer) -> None:
@@ -22,9 +28,11 @@ def register(app: typer.Typer) -> None:
     @app.command(epilog="Example: tokenslab inspect models/demo-ffn --json")
     def inspect(
         bundle: Annotated[Path, typer.Argument(help="models/<name>/<version>, or models/<name> for the latest")],
-        as_json: Annotated[bool, typer.Option("--json", help="The manifest and total size as JSON")] = False,
+        as_json: Annotated[
+            bool, typer.Option("--json", help="The manifest, total size and arithmetic as JSON")
+        ] = False,
     ) -> None:
-        """Show a bundle's shapes, parameters, bytes, FLOPs per token, variants and certificates."""
+        """Show a bundle's shapes, parameters, bytes, variants and certificates, and FLOPs by part and length."""
         try:
             folder = bundle_folder(bundle)
             manifest = read_manifest(folder)
@@ -33,11 +41,17 @@ def register(app: typer.Typer) -> None:
             raise typer.Exit(1) from None
         total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         if as_json:
-            typer.echo(json.dumps({**manifest.model_dump(mode="json"), "total_bytes": total}, indent=2))
+            facts = {**manifest.model_dump(mode="json"), "total_bytes": total, "arithmetic": _arithmetic(manifest)}
+            typer.echo(json.dumps(facts, indent=2))
             return
         out = console()
         out.print(f"{manifest.name} version {manifest.version}, {manifest.kind}, in {folder}", style="bold")
         out.print(_facts(manifest, total))
+        if manifest.composition is not None:
+            out.print(_composition(manifest, manifest.composition))
+            if manifest.composition.attention:
+                out.print(_by_length(manifest, manifest.composition))
+                out.print(_overtakes(manifest))
         out.print(_variants(manifest))
 
 
@@ -66,6 +80,69 @@ def _facts(manifest: Manifest, total: int) -> Table:
     for name, value in facts.items():
         table.add_row(name, value)
     return table
+
+
+def _composition(manifest: Manifest, made: Composition) -> Table:
+    """Parameters and weight FLOPs by what they belong to."""
+    other = manifest.flops_per_token - made.attention_flops_per_token - made.ffn_flops_per_token
+    rows = (
+        ("attention", made.attention_parameters, made.attention_flops_per_token),
+        ("FFN", made.ffn_parameters, made.ffn_flops_per_token),
+        ("other", made.other_parameters, other),
+    )
+    table = Table("part", "parameters", "share", "FLOPs per token", "share", title="Weights")
+    for name, parameters, flops in rows:
+        share = f"{parameters / manifest.parameters:.1%}"
+        table.add_row(name, f"{parameters:,}", share, f"{flops:,}", f"{flops / max(1, manifest.flops_per_token):.1%}")
+    return table
+
+
+def _by_length(manifest: Manifest, made: Composition) -> Table:
+    """What one sequence of each length costs."""
+    columns = ("tokens", "attention FLOPs", "of them scores", "FFN FLOPs", "attention / FFN", "FFN hidden", "scores")
+    table = Table(*columns, title="One sequence, and the activations of its widest layer")
+    for n in _LENGTHS:
+        attention, ffn = attention_flops(manifest, n), ffn_flops(manifest, n)
+        table.add_row(
+            f"{n:,}",
+            f"{attention:,}",
+            f"{score_flops(made, n) / attention:.1%}",
+            f"{ffn:,}",
+            f"{attention / ffn:.2f}" if ffn else "-",
+            _size(hidden_bytes(made, n)),
+            _size(score_bytes(made, n)),
+        )
+    return table
+
+
+def _overtakes(manifest: Manifest) -> str:
+    at = overtakes_at(manifest)
+    memory = " (its memory as long)" if manifest.d_memory is not None else ""
+    if at is None:
+        return f"Attention never costs more than the FFN{memory}."
+    return f"Attention costs more than the FFN from {at:,} tokens a sequence on{memory}."
+
+
+def _arithmetic(manifest: Manifest) -> dict[str, Any] | None:
+    """What the tables show, by length."""
+    made = manifest.composition
+    if made is None:
+        return None
+    by_length = {
+        str(n): {
+            "attention_flops": attention_flops(manifest, n),
+            "score_flops": score_flops(made, n),
+            "ffn_flops": ffn_flops(manifest, n),
+            "ffn_hidden_bytes": hidden_bytes(made, n),
+            "score_bytes": score_bytes(made, n),
+        }
+        for n in _LENGTHS
+    }
+    return {"attention_overtakes_ffn_at_tokens": overtakes_at(manifest), "by_sequence_tokens": by_length}
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:,.2f} MiB"
 
 
 def _memory_flops(manifest: Manifest) -> dict[str, str]:

@@ -9,10 +9,19 @@ ensures: no Gemm is left whose second input is an initializer.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import onnx_ir as ir
 
 ConstantKey = tuple[ir.Value, bool, float]
+
+_TRANSPOSED: Final = ".T"  # ends the name of a weight that was transposed
+
+
+def parameter_name(weight: ir.Value) -> str:
+    """The module's name of a weight of a normalised graph."""
+    return str(weight.name).removesuffix(_TRANSPOSED)
 
 
 def gemm_to_matmul(model: ir.Model) -> None:
@@ -78,7 +87,7 @@ def _folded(graph: ir.Graph, value: ir.Value, *, transposed: bool, factor: float
         return value
     tensor = value.const_value
     assert tensor is not None
-    name = f"{value.name}{'.T' if transposed else ''}{f'*{factor:g}' if factor != 1.0 else ''}"
+    name = f"{value.name}{_TRANSPOSED if transposed else ''}{f'*{factor:g}' if factor != 1.0 else ''}"
 
     def compute() -> ir.TensorProtocol:
         array = tensor.numpy()

@@ -18,6 +18,7 @@ from export import parity
 from export.adapters.registry import pack
 from export.blocks import longest_sequence
 from export.bundle import check_free, check_name, new_bundle
+from export.composition import composition
 from export.errors import ExportError
 from export.experts import active_parameters, check_experts, expert_layers, expert_shares
 from export.floor import measure_speed
@@ -162,6 +163,7 @@ def export_packed(
     if not parameters:
         raise ExportError(f"{type(packed.module).__name__} has no weights: there is nothing to serve")
 
+    composed = composition(packed.module, graph)
     progress("Compute the float64 reference, one layer at a time")
     cases = parity.reference_cases(packed, seed=options.seed)
     final = options.models / options.name / str(options.version)
@@ -193,6 +195,7 @@ def export_packed(
             expert_load=expert_loads([case.routed for case in cases]),
             flops_per_token=weight_flops(graph, expert_shares(packed.module)),
             flops_per_memory_row=None if packed.d_memory is None else weight_flops(graph, of_memory=True),
+            composition=composed,
             architecture={**packed.architecture, "weight_matmuls": matmuls},
             source={
                 **source,

@@ -11,8 +11,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from export import parity
-from export.certify import certify, check_position_wise
+from export.blocks import longest_sequence
+from export.certify import certify, check_position_wise, runner
 from export.errors import ExportError, ProofError
+from export.graph import width_of_output
 from export.lowering import lower
 from export.packed import Packed
 from export.precisions import RECIPES, Calibrated, Candidates, Choices
@@ -21,6 +23,7 @@ from export.quantization.smoothing import activation_widths
 from export.quantize import count_quantized_matmuls, count_weight_matmuls
 from export.reference import Case
 from export.routing_noise import measure_routing
+from export.shapes import Inputs, torture
 from export.weights_file import data_file, forget, save
 from service.cpu import cpu_quota
 from service.manifest import Certificate, DataFile, Parity, Precision, Routing, Variant, WeightMatmul, file_sha256
@@ -78,6 +81,7 @@ def make_variants(
             candidates = recipe.transform(graph, choices)
             written = _within_budget(precision, graph, candidates, cases, packed.depth or 1, options, folder)
             certificate = _certificate(precision, written, packed, options, fp32)
+            _try_shapes(written, packed, certificate, options.seed)
         except ExportError as cause:
             if refused is not None and precision != "fp32":
                 refused[precision] = str(cause).removeprefix(f"{precision}: ")
@@ -184,6 +188,15 @@ def _within_budget(
             raise ProofError(f"every weight matmul would have to stay float to hold {options.min_sqnr:g} dB of SQNR")
     parity.check(found.parity, depth, bar)
     return found
+
+
+def _try_shapes(written: _Written, packed: Packed, certificate: Certificate, seed: int) -> None:
+    inputs = Inputs(
+        packed.kind, packed.d_in, width_of_output(written.model), packed.d_memory, longest_sequence(packed.module)
+    )
+    for tried in torture(runner(written.session), inputs, certificate.kind, seed):
+        if tried.counter_example is not None:
+            raise ProofError(f"{tried.shape.name}: {tried.counter_example}")
 
 
 def _certificate(

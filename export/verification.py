@@ -1,8 +1,9 @@
 """`tokenslab verify`: what a manifest claims, measured again on this machine from the bundle alone.
 
 Needs ONNX Runtime and numpy, not torch: the reference outputs travel with the bundle. It repeats parity, the
-position-wise property and the certificate, and owns the verdict; how they are measured is certify's. A recorded check
-that cannot be repeated here has a line that says so: nothing recorded is passed over in silence.
+position-wise property and the certificate, tries every awkward shape, and owns the verdict; how they are measured is
+certify's and shapes'. A recorded check that cannot be repeated here has a line that says so: nothing recorded is passed
+over in silence.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from export.reference import Case, read_references
 from export.relative_error import relative_error
 from export.report_console import console
 from export.routed import with_margin
+from export.shapes import Inputs, torture
 from service.cpu import cpu_quota
 from service.errors import BundleError, TokenslabError
 from service.manifest import REFERENCE, Certificate, Kind, Manifest, Variant, check_file, read_manifest
@@ -60,7 +62,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         seed: Annotated[int, typer.Option(min=0, help="Seed of the random rows; another one tries others")] = 0,
     ) -> None:
-        """Measure a bundle's parity, position-wise property and certificate again, on this machine, without torch."""
+        """Measure a bundle again, on this machine, without torch: parity, certificate, windows of awkward shapes."""
         try:
             folder = bundle_folder(bundle)
             findings = list(verify_bundle(folder, provider, threads or cpu_quota(), seed))
@@ -105,6 +107,7 @@ def verify_bundle(folder: Path, provider: Provider, threads: int, seed: int) -> 
             other = open_session(path, provider, 1 if threads > 1 else 2)
             fp32 = sessions.get("fp32") if variant.precision != "fp32" else None
             yield from _certificate(variant, manifest, session, other, fp32, threads, seed)
+            yield from _shapes(variant, manifest, session, seed)
         except TokenslabError:
             raise
         except Exception as cause:
@@ -204,6 +207,14 @@ def _certificate(
         recorded=recorded.kind if recorded.kind == "exact" else f"{recorded.kind}, drift {recorded.max_drift:.2e}",
         failure=f"recorded as {recorded.kind}, {found.kind} on {found.machine}" if worse else None,
     )
+
+
+def _shapes(variant: Variant, manifest: Manifest, session: ort.InferenceSession, seed: int) -> Iterator[Finding]:
+    """Every shape that could break a file."""
+    for tried in torture(runner(session), Inputs.of(manifest), variant.certificate.kind, seed):
+        failed = tried.counter_example
+        check = f"shape: {tried.shape.name} ({tried.shape.tokens} tokens)"
+        yield Finding(variant.precision, check, "holds" if failed is None else "differs", "", failed)
 
 
 def _is_by_design(comparison: Comparison, recorded: Certificate) -> bool:

@@ -28,6 +28,7 @@ MatmulForm = Literal[
     "uint8 x uint8", "uint8 x int8", "static uint8 x uint8", "8-bit weights", "4-bit weights", "float32"
 ]
 Kind = Literal["position-wise", "sequence"]
+CertificateKind = Literal["exact", "tolerance", "dependent"]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -48,7 +49,7 @@ class Parity(Strict):
 class Certificate(Strict):
     """Measured evidence that a token's result does not depend on its batch neighbours."""
 
-    kind: Literal["exact", "tolerance", "dependent"]
+    kind: CertificateKind
     max_drift: float = Field(ge=0, description="largest |alone - batched| seen over finite outputs, 0 when exact")
     rows: int = Field(ge=1, description="rows compared")
     checks: dict[str, bool] = Field(description="name of each comparison -> whether it held bit for bit")
@@ -155,6 +156,29 @@ class Plan(Strict):
     candidates: list[Candidate]
 
 
+class AttentionLayers(Strict):
+    """Attention of one shape, and how many layers have it."""
+
+    layers: int = Field(ge=1)
+    heads: int = Field(ge=1, description="of the queries")
+    head_size: int = Field(ge=1)
+    causal: bool = False
+    window: int | None = Field(default=None, ge=1, description="tokens that a token attends to; null: all")
+    of_memory: bool = Field(default=False, description="a token attends to its sequence's memory")
+
+
+class Composition(Strict):
+    """What the parameters and the FLOPs belong to. FFN: every position-wise weight matmul but a router of experts."""
+
+    attention_parameters: int = Field(ge=0)
+    ffn_parameters: int = Field(ge=0)
+    other_parameters: int = Field(ge=0, description="norms and routers; the three add up to the model's parameters")
+    attention_flops_per_token: int = Field(ge=0, description="2 x multiply-adds of its weight matmuls, scores apart")
+    ffn_flops_per_token: int = Field(ge=0, description="likewise; of experts those that a token is sent to")
+    hidden_units: int = Field(ge=0, description="numbers of the widest row inside an FFN; gate and up together")
+    attention: list[AttentionLayers] = []
+
+
 class Manifest(Strict):
     """`manifest.json`."""
 
@@ -181,6 +205,7 @@ class Manifest(Strict):
     expert_load: list[ExpertLoad] = Field(default=[], description="one for each layer of experts")
     flops_per_token: int = Field(ge=0, description="2 x multiply-adds of the weight matmuls per token")
     flops_per_memory_row: int | None = Field(None, ge=0, description="the same per row of `memory`")
+    composition: Composition | None = Field(default=None, description="null: from before it was recorded")
     architecture: dict[str, str | int | float | bool] = Field(description="what was exported, in the field's terms")
     source: dict[str, str] = Field(description="where the weights came from")
     tools: dict[str, str] = Field(description="versions of the packages that made the bundle")

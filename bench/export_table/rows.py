@@ -33,6 +33,8 @@ COSINE_BARS: Final[Mapping[str, tuple[float, float]]] = {
     "int8": (0.998, 0.999),
     "int8-fast": (0.997, 0.998),
 }
+# What a precision may be certified as, if not exact: kernels of some change with the number of rows, by their nature.
+INEXACT: Final[Mapping[str, Sequence[str]]] = {"w4": ("tolerance",)}
 
 
 @dataclass(frozen=True)
