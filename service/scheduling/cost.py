@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LONGEST_S: Final = 3600.0
+FIXED_SHARE: Final = 0.2  # of a window's predicted time, the most that a small `room_s` makes of its fixed cost
 _SHORTEST_S: Final = 1e-7
 _LEAST_TOKEN_S: Final = 1e-12  # no token is free: shares and chunks divide by it
 
@@ -21,6 +22,12 @@ _SCALE: Final = (1.0, 256.0, 256.0**2)
 # token: small windows are then never thought dearer than they are.
 _PRIOR_S: Final = (3e-4, 10.0, 1.0)
 _DRIFT: Final = 0.02  # how far, of itself, a parameter may move from one window to the next
+# How far, of the window's time, the fixed cost may: on a machine that does other work too, what grows is the wait for
+# a core, and no token is dearer. Were it put down to the tokens, chunks would be made smaller and pay it more often,
+# the tokens would seem dearer yet, and so on down to chunks of a token. Of longer windows it is of no account.
+_FIXED_DRIFT: Final = 0.005
+_FIXED_DRIFT_MOST_S: Final = 5e-5
+_FIXED_SPREAD: Final = 0.3  # standard deviation of the fixed cost, of the window's time, that drift may lead to
 _OUTLIER: Final = 3.0  # standard deviations beyond which a window counts for no more (Huber)
 _NOISE: Final = (0.03, 1.0)  # relative deviation of a window's time: least and most that is believed
 _NOISE_MEMORY: Final = 0.05
@@ -66,9 +73,10 @@ class CostModel:
     def room_s(self, window_s: float) -> float:
         """What may be added to an empty window for it to take `window_s`, its fixed cost paid.
 
-        At least that fixed cost: in smaller windows the engine would do less work than it pays for.
+        At least so much that the fixed cost is FIXED_SHARE of the window: what is cut into smaller ones loses more of
+        the engine to them than the others gain by waiting less.
         """
-        return max(window_s - self._fixed_s, self._fixed_s)
+        return max(window_s - self._fixed_s, self._fixed_s * (1 / FIXED_SHARE - 1))
 
     def observe(self, tokens: float, squares: float, seconds: float) -> None:
         """A window of `tokens` took `seconds`; nonsense (negative, not a number) is not learned from."""
@@ -77,10 +85,13 @@ class CostModel:
         seconds = min(max(seconds, _SHORTEST_S), LONGEST_S)
         x = (1.0, tokens / _SCALE[1], squares / _SCALE[2])
         theta, cov = self._theta, self._cov
-        for i in range(3):
+        predicted = sum(value * at for value, at in zip(theta, x, strict=True))
+        for i in (1, 2):
             if cov[i][i] < _PRIOR_S[i] ** 2:
                 cov[i][i] += (_DRIFT * theta[i]) ** 2
-        predicted = sum(value * at for value, at in zip(theta, x, strict=True))
+        drift = min(_FIXED_DRIFT * predicted, _FIXED_DRIFT_MOST_S)
+        if cov[0][0] < max(_PRIOR_S[0], _FIXED_SPREAD / _FIXED_DRIFT * drift) ** 2:
+            cov[0][0] += drift**2
         toward = [sum(cov[i][j] * x[j] for j in range(3)) for i in range(3)]
         spread = max(0.0, sum(toward[i] * x[i] for i in range(3)))
         scale = max(predicted, seconds if not self.observed else 0.0, _SHORTEST_S)

@@ -1,7 +1,7 @@
 """The requests that wait for one model: by priority, by client, and in each client's order. Pure data, no clock.
 
 Level 1 goes first. Within a level clients share fairly; within a client what has to be cut (large) and what has not
-(small) share fairly too, so that neither waits behind the whole of the other.
+(small) share fairly too, so that neither waits behind the whole of the other; large ones have their chunks in turn.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class Level(Generic[R]):
         return None
 
     def ahead(self, request: R) -> tuple[int, int]:
-        """Tokens and squares that wait in the queue of its client that `request` would join."""
+        """Tokens and squares of its client that `request` would surely wait for: large ones take turns."""
         client = self._clients.get(request.client_id)
-        return (0, 0) if client is None else client.loads[request.large]
+        return (0, 0) if client is None or request.large else client.loads[False]
 
     def lighten(self, request: R, tokens: int, squares: int) -> None:
         """So much of `request`, which is in a queue, waits no more."""
@@ -99,13 +99,17 @@ class Level(Generic[R]):
         client.loads[request.large] = had[0] - tokens, had[1] - squares
 
     def serve(self, request: R, tokens: int, squares: int, cost: float) -> None:
-        """Its head had a part of a window, which cost so much; it leaves when all of it is taken."""
+        """Its head had a part of a window, which cost so much; it leaves when all of it is taken, and else lets those
+        behind it have theirs.
+        """
         self.lighten(request, tokens, squares)
         client = self._clients[request.client_id]
         client.turns.charge(request.large, cost)
         self._turns.charge(request.client_id, cost)
         if request.taken >= request.rows:
             self._leave(request)
+        elif request.large:  # nor does what is cut wait behind the whole of what is much larger
+            client.queues[True].rotate(-1)
 
     def only_small(self) -> tuple[str, deque[R]] | None:
         """The client and its queue of small requests, if that is all there is: it is its turn until it is empty."""
@@ -180,7 +184,7 @@ class Waiting(Generic[R]):
         self.levels[request.level - 1].add(request, tokens, squares)
 
     def ahead(self, request: R) -> tuple[int, int]:
-        """Tokens and squares that wait in the queue that `request` would join."""
+        """Tokens and squares that `request` would surely wait for."""
         return self.levels[request.level - 1].ahead(request)
 
     def lighten(self, request: R, tokens: int, squares: int) -> None:

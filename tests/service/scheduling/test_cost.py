@@ -55,7 +55,8 @@ def test_it_finds_the_price_of_a_token_through_noise_and_outliers(a: float, b: f
         tokens = int(rng.integers(1, 2048))
         cost.observe(tokens, 0, machine(rng, a, b, 0, tokens))
     for tokens in (64, 512, 2048):
-        assert cost.seconds(tokens) == pytest.approx(a + b * tokens, rel=0.35, abs=2e-4)
+        # A tenth of a chunk: the fixed cost may always have grown, so it is not known as well as the price.
+        assert cost.seconds(tokens) == pytest.approx(a + b * tokens, rel=0.35, abs=1e-3)
 
 
 def test_it_tells_attention_from_the_rest() -> None:

@@ -158,9 +158,17 @@ def test_attention_counts_when_a_chunk_is_cut() -> None:
     assert rows_of(plan_window(queue_of(long), rules)) == 30
 
 
-def test_a_chunk_is_never_so_small_that_the_fixed_cost_of_a_window_exceeds_it() -> None:
+def test_large_requests_have_their_chunks_in_turn() -> None:
+    huge, other = Ask(5000, large=True), Ask(250, large=True)
+    waiting = queue_of(huge, other)
+    within = rules(Limits(2048), 0.1)
+    taken = [plan_window(waiting, within)[0].request for _ in range(4)]
+    assert taken == [huge, other, huge, other]
+
+
+def test_a_chunk_is_never_so_small_that_the_fixed_cost_exceeds_a_fifth_of_its_window() -> None:
     dear = Rules(Limits(2048), fitted(a=2e-4, b=1e-6), chunk_s=1e-4)
-    assert rows_of(plan_window(queue_of(Ask(5000, large=True)), dear)) == pytest.approx(200, rel=0.3)
+    assert rows_of(plan_window(queue_of(Ask(5000, large=True)), dear)) == pytest.approx(800, rel=0.3)
 
 
 def test_an_indivisible_request_runs_whole_even_beyond_the_budget() -> None:
@@ -264,10 +272,11 @@ def test_what_waits_ahead_is_known_at_all_times(requests: list[Ask], limits: Lim
     while True:
         for level in (1, 2, 3):
             for client in "abc":
-                for large in (False, True):
-                    probe = Ask(1, level=level, client_id=client, large=large)
-                    same = [r for r in waiting if (r.level, r.client_id, r.large) == (level, client, large)]
-                    assert waiting.ahead(probe)[0] == sum(r.rows - r.taken for r in same)
+                probe = Ask(1, level=level, client_id=client)
+                same = [r for r in waiting if (r.level, r.client_id, r.large) == (level, client, False)]
+                assert waiting.ahead(probe)[0] == sum(r.rows - r.taken for r in same)
+                probe.large = True
+                assert waiting.ahead(probe) == (0, 0), "it has its first chunk before others have all of theirs"
         if not plan_window(waiting, rules(limits, chunk_s)):
             break
 
