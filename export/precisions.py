@@ -31,6 +31,10 @@ class Candidates(Protocol):
     def last(self) -> int:
         """The number of the last step."""
 
+    @property
+    def last_quantized(self) -> int:
+        """The number of the last step at which no matmul has become float again."""
+
     def build(self, step: int) -> ir.Model:
         """The graph, intents not yet lowered; the float graph stays as it is."""
 
@@ -67,6 +71,7 @@ class AsItIs:
 
     model: ir.Model
     last: int = 0
+    last_quantized: int = 0
 
     def build(self, step: int) -> ir.Model:
         """A copy."""
@@ -88,6 +93,11 @@ class Ladder(Generic[F]):
     def last(self) -> int:
         """All matmuls in the last form."""
         return (len(self._forms) - 1) * len(self._quantizer.weights)
+
+    @property
+    def last_quantized(self) -> int:
+        """All matmuls in the last form that is not float."""
+        return (sum(form is not None for form in self._forms) - 1) * len(self._quantizer.weights)
 
     def build(self, step: int) -> ir.Model:
         """See `Candidates`."""

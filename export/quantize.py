@@ -6,7 +6,7 @@ becomes a call of its form's function, or stays float where the caller says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -40,7 +40,7 @@ class Quantizer(MatmulQuantizer[Form]):
             form: of every weight matmul, unless `build` is told otherwise.
             activations: of `model`, to choose scales on.
             feedback: round weights with error feedback over `activations`, which pays where these are what the model
-                meets, and costs accuracy where they are not (docs/precision.md).
+                meets, and costs accuracy where they are not (docs/precision.md). Rows beside them bound that cost.
 
         Raises:
             ExportError: there is no weight matmul, a float operator other than a MatMul holds a weight, or the opset is
@@ -64,19 +64,21 @@ class Quantizer(MatmulQuantizer[Form]):
                 f"int8: weight {name!r} has {weight.shape[0]} rows; {form.name} products summed in int32 allow "
                 f"{form.max_inner}"
             )
-        rows = self._rows(x)
+        rows, beside = self._rows(x), self._rows_beside(x)
         if self._feedback and rows is not None and len(rows):
-            integers, scales = with_error_feedback(weight, form.levels, rows)
+            integers, scales = with_error_feedback(weight, form.levels, rows, beside)
         else:
             integers, scales = nearest(weight, form.levels)
         column_sums = _column_sums(integers, scales)
         if not np.isfinite(column_sums).all():
             raise ExportError(f"int8: weight {name!r} is too large: a column sum overflows float32")
         parts = {"int8": form.stored(integers), "scales": scales, "column_sums": column_sums}
-        measured = None
-        if rows is not None and len(rows):
-            measured = matmul_sqnr_db(spread(rows, _MEASURED_ROWS), weight, integers, scales)
-        return Encoded(parts, measured)
+        measured = [
+            matmul_sqnr_db(spread(sample, _MEASURED_ROWS), weight, integers, scales)
+            for sample in (rows, beside)
+            if sample is not None and len(sample)
+        ]
+        return Encoded(parts, min(measured, default=None))
 
     def _describe(self, name: str, x: str, form: Form | None) -> WeightMatmul:
         smoothed = self._smoothed.get(x)
@@ -86,11 +88,15 @@ class Quantizer(MatmulQuantizer[Form]):
         return described.model_copy(update={"smoothing_alpha": smoothed.alpha, "smoothing_place": smoothed.place})
 
     def _rows(self, x: str) -> Float32 | None:
-        if self._activations is None:
-            return None
+        return None if self._activations is None else self._smoothed_rows(x, self._activations.rows)
+
+    def _rows_beside(self, x: str) -> Float32 | None:
+        return None if self._activations is None else self._smoothed_rows(x, self._activations.rows_beside)
+
+    def _smoothed_rows(self, x: str, rows_of: Callable[[str], Float32 | None]) -> Float32 | None:
         smoothed = self._smoothed.get(x)
-        rows = self._activations.rows(smoothed.source if smoothed else x)
-        return rows / smoothed.scales if smoothed else rows
+        rows = rows_of(smoothed.source if smoothed else x)
+        return rows / smoothed.scales if smoothed and rows is not None else rows
 
 
 def quantize_int8(model: ir.Model, form: Form = EIGHT_BIT) -> ir.Model:

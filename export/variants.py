@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from export.graph import width_of_output
 from export.lowering import lower
 from export.packed import Packed
 from export.precisions import RECIPES, Calibrated, Candidates, Choices
-from export.quantization.calibration import Activations, Calibration, read_calibration, synthetic_calibration
+from export.quantization.calibration import LONG, Activations, Calibration, read_calibration, synthetic_calibration
 from export.quantization.smoothing import activation_widths
 from export.quantize import count_quantized_matmuls, count_weight_matmuls
 from export.reference import Case
@@ -130,13 +130,14 @@ def _calibration(packed: Packed, options: Options) -> Calibration | None:
             raise ExportError(f"{options.calibrate}: none of {', '.join(options.precisions)} is calibrated")
         return None
     if options.calibrate is not None:
-        return read_calibration(options.calibrate, packed.kind, packed.d_in, packed.d_memory)
-    own = [p for p in options.precisions if RECIPES[p].needs_own_tokens(options.weight_method)]
-    if own and not options.allow_synthetic:
-        how = f" with {options.weight_method}" if RECIPES[own[0]].calibration == "gptq" else ""
+        own = read_calibration(options.calibrate, packed.kind, packed.d_in, packed.d_memory)
+        return replace(own, beside=synthetic_calibration(packed, seed=options.seed, length=LONG).feeds)
+    need_own = [p for p in options.precisions if RECIPES[p].needs_own_tokens(options.weight_method)]
+    if need_own and not options.allow_synthetic:
+        how = f" with {options.weight_method}" if RECIPES[need_own[0]].calibration == "gptq" else ""
         raise ExportError(
-            f"{own[0]}{how} is calibrated on tokens that the model meets: pass --calibrate, or --allow-synthetic to do "
-            "with random ones, whose range may not be theirs"
+            f"{need_own[0]}{how} is calibrated on tokens that the model meets: pass --calibrate, or --allow-synthetic "
+            "to do with random ones, whose range may not be theirs"
         )
     return synthetic_calibration(packed, seed=options.seed)
 
@@ -144,7 +145,8 @@ def _calibration(packed: Packed, options: Options) -> Calibration | None:
 def _run_float(graph: ir.Model, calibration: Calibration, folder: Path) -> Calibrated:
     lowered = graph.clone()
     lower(lowered, "cpu")
-    activations = Activations(lowered, activation_widths(graph.graph), calibration.feeds, folder / "calibration.onnx")
+    widths, path = activation_widths(graph.graph), folder / "calibration.onnx"
+    activations = Activations(lowered, widths, calibration.feeds, path, calibration.beside)
     return Calibrated(activations, trusted=not calibration.synthetic)
 
 
@@ -157,7 +159,10 @@ def _within_budget(
     options: Options,
     folder: Path,
 ) -> _Written:
-    """The first candidate that holds the user's SQNR, found by halving: closer candidates cost time, not accuracy."""
+    """The first candidate that holds its bar, found by halving: closer candidates cost time, not accuracy.
+
+    Matmuls stay float only for an SQNR that the user asks for.
+    """
     recipe = RECIPES[precision]
     path = folder / f"{precision}-{recipe.provider}.onnx"
 
@@ -171,13 +176,15 @@ def _within_budget(
         rows = parity.measure(session, cases, routing)
         return _Written(path, beside, model, session, rows, routing, candidates.matmuls(step))
 
-    def holds(found: _Written) -> bool:
-        return options.min_sqnr is None or min(row.sqnr_db for row in found.parity) >= options.min_sqnr
-
     bar = None if recipe.sqnr_db is None else max(recipe.sqnr_db, options.min_sqnr or 0)
+
+    def holds(found: _Written) -> bool:
+        return bar is None or min(row.sqnr_db for row in found.parity) >= bar
+
+    last = candidates.last_quantized if options.min_sqnr is None else candidates.last
     found = written(0)
-    if recipe.sqnr_db is not None and candidates.last and not holds(found):
-        below, above, at = 0, candidates.last, 0
+    if last and not holds(found):
+        below, above, at = 0, last, 0
         while above - below > 1:
             at = (below + above) // 2
             found = written(at)
@@ -185,7 +192,7 @@ def _within_budget(
         if at != above:
             found = written(above)
         if not count_quantized_matmuls(found.model):
-            raise ProofError(f"every weight matmul would have to stay float to hold {options.min_sqnr:g} dB of SQNR")
+            raise ProofError(f"every weight matmul would have to stay float to hold {bar:g} dB of SQNR")
     parity.check(found.parity, depth, bar)
     return found
 

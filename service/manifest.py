@@ -94,7 +94,9 @@ class WeightMatmul(Strict):
     smoothing_place: Literal["norm", "weights", "multiply"] | None = Field(
         default=None, description="what divides the activations: the norm or weights before, or an operator of its own"
     )
-    sqnr_db: float | None = Field(default=None, description="of this matmul alone, on the calibration's rows")
+    sqnr_db: float | None = Field(
+        default=None, description="of this matmul alone, on the calibration's rows or, if less, those beside"
+    )
 
 
 class Speed(Strict):

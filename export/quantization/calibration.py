@@ -30,6 +30,7 @@ Feeds = Mapping[str, npt.NDArray[np.generic]]  # name of a graph input -> array
 MAX_TOKENS: Final = 4096  # of a user's file; more move no scale by a digit that counts, and each costs a float run
 _RUN_TOKENS: Final = 1024  # of one run of the float graph
 _SYNTHETIC_LENGTH: Final = 64
+LONG: Final = 256  # of synthetic sequences beside a user's own: positions that short texts do not reach
 _KEPT_BYTES: Final = 512 << 20  # activations of as many matmuls at a time
 
 
@@ -39,11 +40,13 @@ class Calibration:
 
     source: what they are, for the manifest.
     synthetic: nobody has shown that the model meets such tokens.
+    beside: tokens unlike these, which nothing is chosen on, and which it must not be fitted away from.
     """
 
     feeds: Sequence[Feeds]
     source: str
     synthetic: bool
+    beside: Sequence[Feeds] = ()
 
 
 def read_calibration(path: Path, kind: Kind, d_in: int, d_memory: int | None = None) -> Calibration:
@@ -69,10 +72,13 @@ def read_calibration(path: Path, kind: Kind, d_in: int, d_memory: int | None = N
     return Calibration(feeds, f"{path.name} (SHA-256 {file_sha256(path)[:16]}), {used:,} tokens", synthetic=False)
 
 
-def synthetic_calibration(packed: Packed, *, seed: int) -> Calibration:
-    """`_RUN_TOKENS` tokens of the adapter's sample of what the module meets, N(0, 1) where it has none."""
+def synthetic_calibration(packed: Packed, *, seed: int, length: int = _SYNTHETIC_LENGTH) -> Calibration:
+    """`_RUN_TOKENS` tokens of the adapter's sample of what the module meets, N(0, 1) where it has none.
+
+    `length` is that of each sequence, a divisor of `_RUN_TOKENS`.
+    """
     rng = np.random.default_rng((seed, 1))  # not the tokens that parity is measured on
-    seq_lens = np.full(_RUN_TOKENS // _SYNTHETIC_LENGTH, _SYNTHETIC_LENGTH, np.int64)
+    seq_lens = np.full(_RUN_TOKENS // length, length, np.int64)
     if packed.sample is None:
         tokens, what = rng.standard_normal((_RUN_TOKENS, packed.d_in), dtype=np.float32), "N(0, 1)"
     else:
@@ -141,7 +147,14 @@ def spread(rows: Float32, count: int) -> Float32:
 class Activations:
     """Float rows (n, K) that reach each matmul, from runs of a float graph, one bounded batch of values at a time."""
 
-    def __init__(self, model: ir.Model, widths: Mapping[str, int], feeds: Sequence[Feeds], path: Path) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        widths: Mapping[str, int],
+        feeds: Sequence[Feeds],
+        path: Path,
+        beside: Sequence[Feeds] = (),
+    ) -> None:
         """Open `model`, which ONNX Runtime must be able to run, with some of its values as outputs.
 
         Args:
@@ -149,6 +162,7 @@ class Activations:
             widths: name of a value of the main graph -> its K, in the order of use or its reverse.
             feeds: inputs of each run.
             path: the file to write the graph to; it is removed.
+            beside: inputs of further runs, whose rows are given apart.
         """
         model = model.clone()
         values = {value.name: value for node in model.graph for value in node.outputs}
@@ -160,9 +174,9 @@ class Activations:
             tap.outputs[0].dtype = ir.DataType.FLOAT
             model.graph.append(tap)
             model.graph.outputs.append(tap.outputs[0])
-        self._feeds = feeds
-        self._batch_of = _batches(widths, sum(len(run["tokens"]) for run in feeds))
-        self._kept: dict[str, Float32] = {}
+        self._feeds = {False: feeds, True: beside}
+        self._batch_of = _batches(widths, sum(len(run["tokens"]) for run in (*feeds, *beside)))
+        self._kept: dict[tuple[str, bool], Float32] = {}
         try:
             ir.save(model, path)
             self._session = open_session(path, "cpu", threads=cpu_quota())
@@ -171,13 +185,22 @@ class Activations:
 
     def rows(self, name: str) -> Float32:
         """The rows of one value, (n, K); n is 0 where no calibration token came by."""
-        if name not in self._kept:
+        return self._fetch(name, beside=False)
+
+    def rows_beside(self, name: str) -> Float32 | None:
+        """The same of the tokens beside; None if there are none."""
+        return self._fetch(name, beside=True) if self._feeds[True] else None
+
+    def _fetch(self, name: str, *, beside: bool) -> Float32:
+        if (name, beside) not in self._kept:
             names = [other for other, batch in self._batch_of.items() if batch == self._batch_of[name]]
             self._kept.clear()
-            runs = [self._session.run([self._taps[name] for name in names], feeds) for feeds in self._feeds]
-            for index, other in enumerate(names):
-                self._kept[other] = np.concatenate([run[index].reshape(-1, run[index].shape[-1]) for run in runs])
-        return self._kept[name]
+            for which, inputs in self._feeds.items():
+                runs = [self._session.run([self._taps[name] for name in names], feeds) for feeds in inputs]
+                for index, other in enumerate(names if runs else ()):
+                    rows = [run[index].reshape(-1, run[index].shape[-1]) for run in runs]
+                    self._kept[other, which] = np.concatenate(rows)
+        return self._kept[name, beside]
 
 
 def _batches(widths: Mapping[str, int], rows: int) -> dict[str, int]:

@@ -19,6 +19,9 @@ from service.packing import Float32
 Int32 = npt.NDArray[np.int32]
 
 _TINY: Final = np.finfo(np.float32).tiny
+# Of the second moment that errors are fed back over, taken from tokens beside the calibration's: fitted to these alone,
+# weights are worse elsewhere than the nearest ones are (docs/precision.md).
+BESIDE_SHARE: Final = 0.3
 _DAMPING: Final = 0.01  # of the mean diagonal, GPTQ's own default: a factor exists where tokens span few directions
 _BLOCK: Final = 64
 
@@ -29,22 +32,39 @@ def nearest(weight: Float32, levels: int) -> tuple[Int32, Float32]:
     return np.clip(np.rint(weight / scales), -levels, levels).astype(np.int32), scales
 
 
-def with_error_feedback(weight: Float32, levels: int, rows: Float32) -> tuple[Int32, Float32]:
+def with_error_feedback(
+    weight: Float32, levels: int, rows: Float32, beside: Float32 | None = None
+) -> tuple[Int32, Float32]:
     """Round (K, N) as `nearest` does, minimising the error of `rows @ weight` for rows (n, K), n >= 1.
 
     H = rows^T rows = (U + I) D (U + I)^T with U strictly upper triangular; row k becomes
-    nearest(w_k + sum_{j < k} U_jk (w_j - w'_j)), inputs of the largest energy first.
+    nearest(w_k + sum_{j < k} U_jk (w_j - w'_j)), inputs of the largest energy first. Rows `beside` (m, K), where there
+    are any, take `BESIDE_SHARE` of H, whatever their number and size.
     """
     scales = column_scales(weight, levels)
-    return feedback_rounded(weight, rows, scales, -levels, levels), scales
+    moment = second_moment(rows)
+    if beside is not None and len(beside):
+        other = second_moment(beside)
+        here, there = float(np.trace(moment)), float(np.trace(other))
+        if here > 0 and there > 0:
+            moment = (1 - BESIDE_SHARE) * moment + (BESIDE_SHARE * here / there) * other
+    return feedback_rounded(weight, moment, scales, -levels, levels), scales
+
+
+def second_moment(rows: Float32) -> Float64:
+    """rows^T rows / n (K, K) of rows (n, K), n >= 1."""
+    moment: Float64 = (rows.T @ rows).astype(np.float64) / len(rows)
+    return moment
 
 
 def feedback_rounded(
-    weight: Float32, rows: Float32, scales: Float32, lowest: int | Int32, highest: int | Int32
+    weight: Float32, moment: Float64, scales: Float32, lowest: int | Int32, highest: int | Int32
 ) -> Int32:
-    """The integers of `with_error_feedback` for scales, and bounds of the integers, that broadcast to (K, N)."""
+    """The integers of `with_error_feedback` for a second moment (K, K) of the inputs, and for scales, and bounds of the
+    integers, that broadcast to (K, N).
+    """
     inner = len(weight)
-    gram: Float64 = (rows.T @ rows).astype(np.float64) / len(rows)
+    gram = moment.copy()
     gram[np.diag_indices(inner)] += max(_DAMPING * float(np.trace(gram)) / inner, float(_TINY))
     order = np.argsort(-np.diag(gram), kind="stable")
     reversed_factor = np.linalg.cholesky(gram[np.ix_(order, order)][::-1, ::-1])[::-1, ::-1]

@@ -1,7 +1,9 @@
 """Channel scales that move outliers from activations into weights (SmoothQuant, Xiao et al. 2023), by measurement.
 
 x w = (x / c) (c w): the division goes where `folding` finds a place for nothing, or becomes a Mul where that pays. The
-strength alpha is chosen for each activation by the SQNR of its matmuls over the calibration's rows, not given.
+strength alpha is chosen for each activation by the SQNR of its matmuls over the calibration's rows, not given. Rows
+beside the calibration's count as much: a channel that is quiet in the user's own tokens may be loud in longer
+sequences, where scales fitted to its silence would make it louder still.
 """
 
 from __future__ import annotations
@@ -66,14 +68,15 @@ def smooth(model: ir.Model, activations: Activations, form: Form) -> Mapping[str
     # From the last to the first: what is folded into a weight changes which of its columns are loud.
     for x, consumers in reversed(matmuls_by_activation(model.graph).items()):
         source = str(x.name)
-        rows = activations.rows(source)
+        rows, beside = activations.rows(source), activations.rows_beside(source)
         by_weight = _by_weight(consumers)
         # A weight that other activations meet too would have to be stored once for each.
         if not len(rows) or any(len(weight.uses()) > len(users) for weight, users in by_weight.items()):
             continue
         fold = find_fold(x, consumers)
         margin_db = _MULTIPLY_PAYS_DB if fold is None else _FOLD_PAYS_DB
-        best = _best(spread(rows, _ROWS), [_array(node) for node in consumers], form, margin_db)
+        samples = [spread(part, _ROWS) for part in (rows, beside) if part is not None and len(part)]
+        best = _best(samples, [_array(node) for node in consumers], form, margin_db)
         if best is None:
             continue
         alpha, scales = best
@@ -102,16 +105,23 @@ def activation_widths(graph: ir.Graph) -> dict[str, int]:
     return {str(x.name): len(_array(nodes[0])) for x, nodes in matmuls_by_activation(graph).items()}
 
 
-def _best(rows: Float32, weights: Sequence[Float32], form: Form, margin_db: float) -> tuple[float, Float32] | None:
-    """The best alpha and its scales, or None if none is better than no scales by `margin_db`."""
+def _best(
+    samples: Sequence[Float32], weights: Sequence[Float32], form: Form, margin_db: float
+) -> tuple[float, Float32] | None:
+    """The best alpha and its scales, or None if none is better than no scales by `margin_db`, on average of samples."""
     together = np.concatenate(weights, axis=1)
-    largest_x, largest_w = np.abs(rows).max(axis=0), np.abs(together).max(axis=1)
+    largest_x, largest_w = np.abs(np.concatenate(samples)).max(axis=0), np.abs(together).max(axis=1)
+
+    def mean_db(scales: Float32) -> float:
+        scaled = together * scales[:, None]
+        rounded = nearest(scaled, form.levels)
+        return float(np.mean([matmul_sqnr_db(rows / scales, scaled, *rounded) for rows in samples]))
+
     best: tuple[float, Float32] | None = None
-    most = matmul_sqnr_db(rows, together, *nearest(together, form.levels)) + margin_db
+    most = mean_db(np.ones(len(together), np.float32)) + margin_db
     for alpha in ALPHAS:
         scales = channel_scales(largest_x, largest_w, alpha)
-        scaled = together * scales[:, None]
-        found = matmul_sqnr_db(rows / scales, scaled, *nearest(scaled, form.levels))
+        found = mean_db(scales)
         if found > most:
             best, most = (alpha, scales), found
     return best

@@ -22,7 +22,7 @@ from export.quantization.calibration import Activations, spread
 from export.quantization.calls import Encoded, MatmulQuantizer
 from export.quantization.forms import MIN_OPSET
 from export.quantization.library import quiet
-from export.quantization.rounding import feedback_rounded
+from export.quantization.rounding import feedback_rounded, second_moment
 from export.relative_error import relative_error, sqnr_db
 from service.packing import Float32
 from service.session import session_options
@@ -103,7 +103,7 @@ def _with_feedback(
         zeros = np.stack([zeros & 15, zeros >> 4], axis=-1).reshape(len(zeros), -1)
     zero = _of_each_weight(zeros[:, : scales.dims[1]], inner).astype(np.int32)
     usable = np.where(step == 0, np.float32(1), step)  # a block of zeros: its scale is never multiplied
-    integers = feedback_rounded(weight, rows, usable, -zero, 2**form.bits - 1 - zero) + zero
+    integers = feedback_rounded(weight, second_moment(rows), usable, -zero, 2**form.bits - 1 - zero) + zero
     padded = np.zeros((packed.dims[0], packed.dims[1] * BLOCK), np.uint8)
     padded[:, :inner] = integers.T
     if form.bits == 4:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -99,6 +100,20 @@ def test_the_worst_matmuls_get_more_bits_and_then_stay_float_until_the_budget_ho
     assert reached[None] == ["uint8 x int8"] * 2
     assert "uint8 x uint8" in reached[38.0]
     assert reached[44.0].count("float32") == 1
+
+
+def test_a_precision_s_own_bar_is_held_with_more_bits_but_not_in_float(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = RECIPES["int8-fast"]
+    module, options = random_ffn(32, 64, seed=2), Options("ffn", tmp_path, precisions=("int8-fast",))
+    monkeypatch.setitem(RECIPES, "int8-fast", replace(fast, sqnr_db=38.0))  # more than 7 bits hold
+    variant = only(export_module(module, options), "int8-fast")
+    assert worst_db(variant) >= 38
+    assert "uint8 x uint8" in {matmul.form for matmul in variant.matmuls} <= {"uint8 x uint8", "uint8 x int8"}
+    monkeypatch.setitem(RECIPES, "int8-fast", replace(fast, sqnr_db=44.0))  # more than 8 bits do
+    with pytest.raises(ProofError, match=r"int8-fast: SQNR .* required 44 dB"):
+        export_module(module, replace(options, version=2))
 
 
 def test_a_budget_that_only_float_can_hold_is_refused(tmp_path: Path) -> None:

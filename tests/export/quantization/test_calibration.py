@@ -95,7 +95,19 @@ def test_activations_are_those_of_the_float_graph_however_few_fit(
     assert (found.rows("tokens") == np.concatenate(rows)).all()
     assert found.rows("a").shape == (17, 16)
     assert (found.rows("tokens") == np.concatenate(rows)).all()
+    assert found.rows_beside("a") is None
     assert not (tmp_path / "f.onnx").exists()
+
+
+def test_rows_beside_are_given_apart(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).standard_normal((12, 8), dtype=np.float32)
+    here, beside = [{"tokens": rows[:5]}], [{"tokens": rows[5:9]}, {"tokens": rows[9:]}]
+    found = Activations(random_ffn(8, 16, 0), {"tokens": 8, "a": 16}, here, tmp_path / "f.onnx", beside)
+    assert (found.rows("tokens") == rows[:5]).all()
+    other = found.rows_beside("tokens")
+    assert other is not None
+    assert (other == rows[5:]).all()
+    assert found.rows("a").shape == (5, 16)
 
 
 def test_spread_takes_rows_from_everywhere() -> None:

@@ -156,6 +156,24 @@ def test_error_feedback_beats_rounding_to_nearest_on_what_it_was_calibrated_for(
     assert found[True] >= found[False] + 0.5
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.dtype)
+def test_tokens_beside_are_not_given_up_for_what_the_calibration_holds(tmp_path: Path, form: Form) -> None:
+    rng = np.random.default_rng(6)
+    mixing = normal(rng, 6, K)
+    own = normal(rng, 300, 6) @ mixing + 0.01 * normal(rng, 300, K)
+    own[:, 3] *= 0.01  # quiet here, loud elsewhere
+    beside, elsewhere = (normal(rng, 300, K) * np.where(np.arange(K) == 3, 20, 1).astype(np.float32) for _ in range(2))
+    model = graph("out = MatMul(tokens, w)", {"w": normal(rng, K, HIDDEN)}, inputs=WIDE)
+    session = opened(model, tmp_path / "fp32.onnx")
+    found = {}
+    for name, feeds in (("alone", []), ("with", [{"tokens": beside}])):
+        activations = Activations(model, {"tokens": K}, [{"tokens": own}], tmp_path / "float.onnx", feeds)
+        quantized = opened(Quantizer(model, form, activations, feedback=True).build(), tmp_path / f"{name}.onnx")
+        found[name] = [sqnr_db(run(session, rows), run(quantized, rows)) for rows in (own, elsewhere)]
+    assert found["with"][1] >= found["alone"][1] + 3
+    assert found["with"][0] >= found["alone"][0] - 3
+
+
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.integers(1, 30))
 @settings(max_examples=50, deadline=None)
 def test_channel_scales_are_positive_and_finite_and_leave_dead_channels(seed: int, alpha: float, width: int) -> None:
