@@ -1,6 +1,12 @@
-"""What holds for every test: its name is the same in every worker that collects it."""
+"""What holds for every test: the same name in every worker that collects it, and no clock that makes it fail."""
 
 from typing import Any
+
+from hypothesis import settings
+
+# Examples that load or run a model take as long as the machine makes them; pytest-timeout ends what hangs.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
 
 
 def pytest_make_parametrize_id(val: Any) -> str | None:
