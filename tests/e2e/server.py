@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import time
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,6 +71,16 @@ class Server:
         """Tokens that wait, run, or were answered."""
         text = self.scrape()  # one: a request that is answered between two of them would count twice
         return total(text, "tokenslab_queue_tokens") + total(text, "tokenslab_tokens_total")
+
+    def logged(self, text: str, timeout_s: float = 20) -> str:
+        """The first line with `text`, once it has been read: an answer may arrive before the line about it."""
+        until = time.monotonic() + timeout_s
+        while True:
+            for line in list(self.log):
+                if text in line:
+                    return line
+            assert time.monotonic() < until, f"no line with {text!r} in {''.join(self.log)}"
+            time.sleep(0.01)
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
