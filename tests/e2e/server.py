@@ -8,8 +8,8 @@ import re
 import signal
 import socket
 import subprocess
-import time
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
