@@ -66,6 +66,9 @@ def options(
         typer.Option(help="dB to hold against torch: the worst matmuls get more bits, or stay float, until so"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of every random number", min=0)] = 0,
+    stages: Annotated[
+        int, typer.Option(help="Cut the stack between layers into so many bundles more, for a pipeline", min=1)
+    ] = 1,
     external_data: Annotated[
         bool, typer.Option("--external-data", help="Weights beside the ONNX file; beyond 2 GB they always are")
     ] = False,
@@ -95,6 +98,7 @@ def options(
         weight_method=weight_method,
         min_sqnr=min_sqnr,
         seed=seed,
+        stages=stages,
         external_above=0 if external_data else PROTOBUF_LIMIT,
     )
 

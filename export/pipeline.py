@@ -34,6 +34,7 @@ from export.reference import write_reference
 from export.report import report
 from export.routed import expert_loads
 from export.scan import check_weights
+from export.stages import check_stages_free, plan_parts, write_stages
 from export.variants import make_variants
 from export.weights_file import PROTOBUF_LIMIT, empty_weights, move_out, release_weights, weight_bytes
 from service.manifest import MANIFEST, REFERENCE, REPORT, Manifest, Precision, file_sha256
@@ -62,6 +63,7 @@ class Options:
     plan: measure all precisions of its target, and keep the fastest within its bounds, with fp32; None: make
         `precisions`.
     seed: of every random input.
+    stages: parts between layers that the stack is cut into, each a bundle of its own beside the whole; 1: none.
     external_above: bytes of weights beyond which they go into a file beside the ONNX file, and torch's copy is freed.
     """
 
@@ -79,6 +81,7 @@ class Options:
     weight_method: WeightMethod = "rtn"
     plan: Request | None = None
     seed: int = 0
+    stages: int = 1
     external_above: int = PROTOBUF_LIMIT
 
     def default(self) -> Precision:
@@ -100,7 +103,11 @@ class Options:
             raise ExportError(f"external_above {self.external_above}: expected 0 to {PROTOBUF_LIMIT}, protobuf's limit")
         if self.min_sqnr is not None and not 0 < self.min_sqnr < math.inf:
             raise ExportError(f"min_sqnr {self.min_sqnr}: expected a positive number of dB")
+        if self.stages < 1:
+            raise ExportError(f"stages {self.stages}: expected at least 1")
         check_free(self.models, self.name, self.version, overwrite=self.overwrite)
+        if self.stages > 1:
+            check_stages_free(self)
 
 
 def export_module(
@@ -166,6 +173,7 @@ def export_packed(
     composed = composition(packed.module, graph)
     progress("Compute the float64 reference, one layer at a time")
     cases = parity.reference_cases(packed, seed=options.seed)
+    parts = plan_parts(graph, packed, cases, options.stages) if options.stages > 1 else []
     final = options.models / options.name / str(options.version)
     with new_bundle(options.models, options.name, options.version, overwrite=options.overwrite) as folder:
         if weight_bytes(graph) > options.external_above:
@@ -215,6 +223,8 @@ def export_packed(
         bar = parity.fp32_bar(packed.depth or 1)
         text = report(manifest, packed.proofs, fp32_bar=bar, bars_db=bars_db(options.min_sqnr))
         (folder / REPORT).write_text(text, encoding="utf-8")
+        if parts:
+            write_stages(folder, manifest, parts, options, progress)
     return final
 
 

@@ -81,8 +81,8 @@ def make_variants(
             choices = Choices(chosen, options.calibration_method, options.weight_method)
             candidates = recipe.transform(graph, choices)
             written = _within_budget(precision, graph, candidates, cases, packed.depth or 1, options, folder)
-            certificate = _certificate(precision, written, packed, options, fp32)
-            _try_shapes(written, packed, certificate, options.seed)
+            certificate = certificate_of(precision, written.path, written.session, packed, options, fp32)
+            try_shapes(written.session, width_of_output(written.model), packed, certificate, options.seed)
         except ExportError as cause:
             if refused is not None and precision != "fp32":
                 refused[precision] = str(cause).removeprefix(f"{precision}: ")
@@ -198,23 +198,32 @@ def _within_budget(
     return found
 
 
-def _try_shapes(written: _Written, packed: Packed, certificate: Certificate, seed: int) -> None:
-    inputs = Inputs(
-        packed.kind, packed.d_in, width_of_output(written.model), packed.d_memory, longest_sequence(packed.module)
-    )
-    for tried in torture(runner(written.session), inputs, certificate.kind, seed):
+def try_shapes(session: ort.InferenceSession, d_out: int, packed: Packed, certificate: Certificate, seed: int) -> None:
+    """Try every awkward shape of a window; raises ProofError with the first that `session` does not answer rightly."""
+    inputs = Inputs(packed.kind, packed.d_in, d_out, packed.d_memory, longest_sequence(packed.module))
+    for tried in torture(runner(session), inputs, certificate.kind, seed):
         if tried.counter_example is not None:
             raise ProofError(f"{tried.shape.name}: {tried.counter_example}")
 
 
-def _certificate(
-    precision: Precision, written: _Written, packed: Packed, options: Options, fp32: ort.InferenceSession | None
+def certificate_of(
+    precision: Precision,
+    path: Path,
+    session: ort.InferenceSession,
+    packed: Packed,
+    options: Options,
+    fp32: ort.InferenceSession | None,
 ) -> Certificate:
+    """Measure `session`, opened from `path`; `fp32` is the float variant's, where there is one.
+
+    Raises:
+        ProofError: results depend on neighbours and `options` do not allow that.
+    """
     threads = cpu_quota()
     if packed.kind == "position-wise":
-        check_position_wise(written.session, packed.d_in, seed=options.seed, exact=not options.allow_inexact)
+        check_position_wise(session, packed.d_in, seed=options.seed, exact=not options.allow_inexact)
     certificate = certify(
-        written.session,
+        session,
         packed.kind,
         packed.d_in,
         d_memory=packed.d_memory,
@@ -222,9 +231,9 @@ def _certificate(
         facts=session_facts(threads),
         quantized=precision != "fp32",
         fp32=fp32,
-        other_threads=open_session(written.path, RECIPES[precision].provider, 1 if threads > 1 else 2),
+        other_threads=open_session(path, RECIPES[precision].provider, 1 if threads > 1 else 2),
     )
-    if places := place_dependent(written.path):
+    if places := place_dependent(path):
         check = f"a value has the same bits wherever it lies ({', '.join(places)})"
         kind = "tolerance" if certificate.kind == "exact" else certificate.kind
         certificate = certificate.model_copy(update={"kind": kind, "checks": {**certificate.checks, check: False}})

@@ -100,6 +100,10 @@ class App:
         """The way around ASGI, for a server that offers it; None before the application has started."""
         return self._direct
 
+    def hanging(self) -> str | None:
+        """What is wrong with the engine, if a window runs for much longer than it should."""
+        return self._parts.hanging()
+
     async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
         """FastAPI, behind a bound on the body that it would read whole."""
         if self.lifecycle.draining:

@@ -181,6 +181,28 @@ class Composition(Strict):
     attention: list[AttentionLayers] = []
 
 
+class Stage(Strict):
+    """What a bundle is of the stack that it was cut from."""
+
+    of: str = Field(description="name of the bundle that was cut; the version is the same")
+    index: int = Field(ge=1, description="1 takes the stack's tokens, each further one what the one before gives")
+    count: int = Field(ge=2)
+    first_layer: int = Field(ge=0)
+    last_layer: int = Field(ge=0)
+    whole: dict[str, Sha256] = Field(
+        min_length=1, description="file of the whole -> its hash; the stages' bits in a row were compared with its"
+    )
+    windows_compared: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _within(self) -> Stage:
+        if self.index > self.count or self.first_layer > self.last_layer:
+            raise ValueError(
+                f"stage {self.index} of {self.count}, layers {self.first_layer} to {self.last_layer}: out of order"
+            )
+        return self
+
+
 class Manifest(Strict):
     """`manifest.json`."""
 
@@ -214,6 +236,7 @@ class Manifest(Strict):
     created: str = Field(description="ISO 8601, UTC")
     reference_sha256: Sha256
     plan: Plan | None = Field(default=None, description="how the precision was chosen, where the machine chose it")
+    stage: Stage | None = Field(default=None, description="null: it is a whole model")
     variants: list[Variant] = Field(min_length=1)
 
     @model_validator(mode="after")
