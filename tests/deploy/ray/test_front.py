@@ -133,7 +133,7 @@ async def test_tokens_pass_through_every_stage_in_its_order(settings: Settings) 
     tokens = random_tokens(5)
     status, answer = await row.infer(tokens)
     assert status == 200
-    assert np.float32(answer["outputs"][0]["data"]).tolist() == expected(row, tokens)
+    assert np.array(answer["outputs"][0]["data"], np.float32).tolist() == expected(row, tokens)
     assert row.asked == ["whole-stage1of2-fp32", "whole-stage2of2-fp32"]
     assert (await row.infer(tokens, "whole-fp32"))[0] == 200
     assert await row.infer(random_tokens(0)) == (
@@ -150,7 +150,7 @@ async def test_a_request_whose_replica_dies_is_asked_again_and_answered(settings
     with no_pause():
         status, answer = await row.infer(tokens)
     assert status == 200
-    assert np.float32(answer["outputs"][0]["data"]).tolist() == expected(row, tokens)
+    assert np.array(answer["outputs"][0]["data"], np.float32).tolist() == expected(row, tokens)
     assert row.asked.count("whole-stage1of2-fp32") == 1, "what a stage has answered is not computed again"
     await row.close()
 
