@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -41,6 +41,7 @@ class Process:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.port = port
+        self._ports: Sequence[int] = (port,)  # each must be ready before it counts as started
         self._command = list(command)
         self._ready_path = ready_path
         self._log = log
@@ -167,15 +168,15 @@ class Process:
             if self._process.poll() is not None:
                 raise ServerError(f"the server exited {self._process.returncode}: {self._log_end()}")
             try:
-                if self._get(self._ready_path)[0] < 500:
+                if all(self._get(self._ready_path, port)[0] < 500 for port in self._ports):
                     return
             except (OSError, http.client.HTTPException):
                 pass  # it does not listen yet
             time.sleep(0.05)
         raise ServerError(f"the server was not ready within {seconds:g} s: {self._log_end()}")
 
-    def _get(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+    def _get(self, path: str, port: int) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -195,9 +196,16 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+def free_port(following: int = 0) -> int:
+    """A TCP port of the loopback interface that nobody listens on now, nor on the `following` ones after it."""
+    while True:
+        with ExitStack() as stack:
+            first = stack.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                for after in range(port + 1, port + 1 + following):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", after))
+            except (OSError, OverflowError):  # taken, or beyond the last port
+                continue
+            return port

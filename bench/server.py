@@ -17,26 +17,42 @@ IDLE_S = 10.0
 
 
 class Server(Process):
-    """One server with the models under `models`, on `threads` threads; `log` receives what it prints."""
+    """One server with the models under `models`, on `threads` threads, which its `replicas` share; `log` receives what
+    it prints.
+    """
 
-    def __init__(self, models: Path, threads: int, log: Path, *options: str) -> None:
-        command, port = serve_command(models, threads, "--drain-delay", "0", *options)
+    def __init__(self, models: Path, threads: int, log: Path, *options: str, replicas: int = 1) -> None:
+        if replicas > 1:
+            options = (*options, "--replicas", str(replicas))
+        command, port = serve_command(
+            models,
+            max(1, threads // replicas),
+            "--drain-delay",
+            "0",
+            *options,
+            following=replicas if replicas > 1 else 0,
+        )
         super().__init__(command, port, "/v2/health/ready", log)
+        if replicas > 1:
+            self._ports = range(port + 1, port + 1 + replicas)  # where each is alone
 
     def infer_url(self, model: str) -> str:
         """Where `model` answers infer requests."""
         return f"{self.url}/v2/models/{model}/infer"
 
     def counts(self) -> defaultdict[str, float]:
-        """The samples of /metrics that have no label but `model`, summed over the models, by name; 0 until counted."""
-        status, text = self._get("/metrics")
-        if status != 200:
-            raise ServerError(f"/metrics answered {status}")
+        """The samples of /metrics that have no label but `model`, summed over models and replicas, by name; 0 until
+        counted.
+        """
         sums: defaultdict[str, float] = defaultdict(float)
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if set(sample.labels) <= {"model"}:
-                    sums[sample.name] += sample.value
+        for port in self._ports:
+            status, text = self._get("/metrics", port)
+            if status != 200:
+                raise ServerError(f"/metrics answered {status}")
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    if set(sample.labels) <= {"model"}:
+                        sums[sample.name] += sample.value
         return sums
 
     @contextmanager
@@ -55,8 +71,8 @@ class Server(Process):
             yield
 
 
-def serve_command(models: Path, threads: int, *options: str) -> tuple[list[str], int]:
-    """`tokenslab serve` on a free port of loopback, and that port."""
-    port = free_port()
+def serve_command(models: Path, threads: int, *options: str, following: int = 0) -> tuple[list[str], int]:
+    """`tokenslab serve` on a free port of loopback, and that port; as many after it are free as replicas need."""
+    port = free_port(following)
     command = [sys.executable, "-m", "tokenslab", "serve", "--models", str(models)]
     return [*command, "--host", "127.0.0.1", "--port", str(port), "--threads", str(threads), *options], port

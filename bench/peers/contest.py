@@ -19,7 +19,7 @@ from bench.load import Generator
 from bench.machine import UsageMeter
 from bench.matrix import Progress
 from bench.measure import CALM_FOREIGN, CALM_LIMITS, CALM_STOLEN, WARM_UP_S, check_answers, tokens_of
-from bench.peers.peer import Peer, PeerError, raw_body
+from bench.peers.peer import ONE_OR_TWO, Peer, PeerError, raw_body
 from bench.process import Process
 from bench.server import Server
 from bench.timing import Load, share_of_limit
@@ -108,16 +108,19 @@ class Contest:
 
     def _start(self, bundle: Bundle, precision: Precision, limit: InProcess, stack: ExitStack) -> list[_Contestant]:
         plan = self.plan
-        self.progress(f"{precision}: {OURS}")
-        ours = stack.enter_context(Server(plan.models, plan.threads, self.logs / f"{OURS}-{precision}.log"))
-        model = bundle.model(precision)
-        check_answers(ours, model, limit)
-        path = ours.infer_url(model).removeprefix(ours.url)
-        contestants = [_Contestant(OURS, "", ours, path, infer_body)]
+        contestants, model = [], bundle.model(precision)
+        for setting in ONE_OR_TWO:
+            label = setting.label(plan.threads)
+            self.progress(f"{precision}: {OURS} {label}")
+            log = self.logs / f"{OURS}-{precision}-{setting.workers}.log"
+            ours = stack.enter_context(Server(plan.models, plan.threads, log, replicas=setting.workers))
+            check_answers(ours, model, limit)
+            path = ours.infer_url(model).removeprefix(ours.url)
+            contestants.append(_Contestant(OURS, label, ours, path, infer_body))
         variant = next(v for v in bundle.manifest.variants if (v.provider, v.precision) == ("cpu", precision))
         for peer in plan.peers:
             for setting in peer.settings:
-                label = f"{setting.workers} x {max(1, plan.threads // setting.threads_divided_by)}"
+                label = setting.label(plan.threads)
                 self.progress(f"{precision}: {peer.name} {label}")
                 log = self.logs / f"{peer.name}-{precision}-{setting.workers}.log"
                 file = bundle.folder / variant.file

@@ -22,10 +22,18 @@ class PeerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to run a peer: its worker processes, and the share of the threads that each has."""
+    """One way to run a server: its worker processes, and the share of the threads that each has."""
 
     workers: int = 1
     threads_divided_by: int = 1
+
+    def threads(self, threads: int) -> int:
+        """Of each worker, where the server has `threads`."""
+        return max(1, threads // self.threads_divided_by)
+
+    def label(self, threads: int) -> str:
+        """Workers x threads of each."""
+        return f"{self.workers} x {self.threads(threads)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +75,17 @@ class Peer:
             "PEER_D": str(d),
             "PEER_PORT": str(port),
             "PEER_WORKERS": str(setting.workers),
-            "PEER_THREADS": str(max(1, threads // setting.threads_divided_by)),
+            "PEER_THREADS": str(setting.threads(threads)),
         }
         command = [str(self.python(root).absolute()), "-m", f"bench.peers.servers.{self.name}_server"]
         return Process(command, port, "/", log, environment)
 
 
+# One process with all threads, and two that share them: which is better depends on the size of the requests.
+ONE_OR_TWO: Final = (Setting(), Setting(workers=2, threads_divided_by=2))
+
 PEERS: Final = (
-    Peer("mosec", ("mosec==0.9.8",), "/inference", (Setting(), Setting(workers=2, threads_divided_by=2))),
+    Peer("mosec", ("mosec==0.9.8",), "/inference", ONE_OR_TWO),
     Peer("litserve", ("litserve==0.2.19",), "/predict"),
     Peer("fastapi", ("fastapi==0.165.0", "uvicorn[standard]==0.54.0"), "/infer"),
 )

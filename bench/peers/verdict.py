@@ -32,13 +32,16 @@ GOALS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One case of one precision: our share, and our rate over the rival's; None where that was not measured."""
+    """One case of one precision: our share in our better setting, and over the rival's in its better one; None where
+    the rival was not measured.
+    """
 
     case: str
     precision: str
+    setting: str
     share: Spread
     over_rival: float | None
-    others: dict[str, Spread]  # shares of every other server and setting
+    others: dict[str, Spread]  # shares of every other server and setting, our other one among them
     invalid: int  # entries with errors, ours
     disturbed: int
 
@@ -58,21 +61,22 @@ def lines(entries: Sequence[Entry]) -> list[Line]:
     found = []
     for precision, case in dict.fromkeys((entry.precision, entry.case) for entry in entries):
         here = [entry for entry in entries if (entry.precision, entry.case) == (precision, case)]
-        ours = [entry for entry in here if entry.server == OURS]
-        others = {
-            label: Spread.of([entry.share for entry in here if _label(entry) == label])
-            for label in dict.fromkeys(_label(entry) for entry in here if entry.server != OURS)
+        shares = {
+            (server, setting): Spread.of([e.share for e in here if (e.server, e.setting) == (server, setting)])
+            for server, setting in dict.fromkeys((entry.server, entry.setting) for entry in here)
         }
-        rivals = [share.median for label, share in others.items() if label.startswith(RIVAL)]
-        share = Spread.of([entry.share for entry in ours])
+        (_, setting), share = max((item for item in shares.items() if item[0][0] == OURS), key=_median)
+        rivals = [share.median for (server, _), share in shares.items() if server == RIVAL]
+        del shares[OURS, setting]
         found.append(
             Line(
                 case,
                 precision,
+                setting,
                 share,
                 share.median / max(rivals) if rivals and max(rivals) > 0 else None,
-                others,
-                sum(bool(entry.load.errors) or not entry.load.requests for entry in ours),
+                {f"{server} {setting}".strip(): share for (server, setting), share in shares.items()},
+                sum(bool(e.load.errors) or not e.load.requests for e in here if e.server == OURS),
                 sum(entry.disturbed for entry in here),
             )
         )
@@ -82,7 +86,7 @@ def lines(entries: Sequence[Entry]) -> list[Line]:
 def table(verdicts: Sequence[Line]) -> Table:
     """Medians and extremes, goals beside them."""
     out = Table(title="Share of the in-process limit, medians; goals beside the figures")
-    for name in ("case", "precision", OURS, "min..max", "goal", f"over {RIVAL}", "goal", "others", "notes"):
+    for name in ("case", "precision", OURS, "setting", "min..max", "goal", f"over {RIVAL}", "goal", "others", "notes"):
         out.add_column(name)
     for line in verdicts:
         goal = line.goal
@@ -93,6 +97,7 @@ def table(verdicts: Sequence[Line]) -> Table:
             line.case,
             line.precision,
             f"{line.share.median:.3f}",
+            line.setting,
             f"{line.share.low:.3f}..{line.share.high:.3f}",
             f">= {goal.share:g} {_verdict(line.share.median >= goal.share)}",
             over,
@@ -109,5 +114,5 @@ def _verdict(met: bool) -> str:
     return "ok" if met else "MISSED"
 
 
-def _label(entry: Entry) -> str:
-    return f"{entry.server} {entry.setting}".strip()
+def _median(item: tuple[tuple[str, str], Spread]) -> float:
+    return item[1].median

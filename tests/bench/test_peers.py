@@ -46,6 +46,15 @@ def test_the_median_counts_against_the_limit_and_against_mosecs_better_setting()
     assert not line.passes
 
 
+def test_the_service_too_counts_in_its_better_setting_and_an_error_in_either_fails_the_line() -> None:
+    ours = [entry("tokenslab", "mixed", share, setting=name) for name, share in [("1 x 2", 0.8), ("2 x 1", 0.995)]]
+    (line,) = lines([*ours, entry("mosec", "mixed", 0.9, setting="1 x 2")])
+    assert (line.setting, line.share.median, line.passes) == ("2 x 1", 0.995, True)
+    assert {label: share.median for label, share in line.others.items()} == {"tokenslab 1 x 2": 0.8, "mosec 1 x 2": 0.9}
+    (line,) = lines([*ours, entry("tokenslab", "mixed", 0.8, no=1, setting="1 x 2", errors=1)])
+    assert not line.passes
+
+
 def test_without_mosec_the_share_alone_decides_and_an_error_of_ours_fails_the_line() -> None:
     assert [line.passes for line in lines([entry("tokenslab", "mixed", 0.91)])] == [True]
     assert [line.passes for line in lines([entry("tokenslab", "mixed", 0.89)])] == [False]

@@ -55,6 +55,21 @@ def test_answers_come_back_in_the_order_of_the_requests_and_equal_the_file_in_pr
         assert answer.tobytes() == limit.run(tokens).tobytes()
 
 
+def test_replicas_are_all_ready_before_it_starts_and_are_counted_and_held_together(
+    models: Path, tmp_path: Path
+) -> None:
+    with Server(models, 2, tmp_path / "log", replicas=2) as both:
+        before = both.counts()["tokenslab_requests_total"]
+        # A connection each: whichever replica takes it, the sum sees it.
+        for no in range(8):
+            post_all(both.infer_url("ffn"), [infer_body(random_tokens(1, D, seed=no))], 1, 10)
+        assert both.counts()["tokenslab_requests_total"] - before == 8
+        children = psutil.Process(both.pid).children()
+        with both.held():
+            assert [child.status() for child in children] == [psutil.STATUS_STOPPED] * len(children)
+        assert len(children) >= 2
+
+
 def test_the_check_passes_on_the_served_file_and_fails_on_another(server: Server, models: Path, tmp_path: Path) -> None:
     assert check_answers(server, "ffn-fp32", opened(models, "ffn")[0]) == 64
     write_bundle(tmp_path, "ffn", relu_ffn(D, 32, seed=1))
