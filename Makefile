@@ -77,6 +77,20 @@ mixes: .venv/.ready ## Ten thousand random mixes over HTTP for each exact precis
 docker-test: .venv/.ready ## Build the image and run it for real: confined, right, and losing nothing when stopped
 	$(BIN)/python -m deploy.docker_test
 
+# Ray brings 470 MB that nothing else here needs, and shows that a replica needs no torch.
+build/ray/.ready: pyproject.toml constraints.txt
+	@echo "installing about 500 MB into build/ray"
+	$(PYTHON) -m venv build/ray
+	build/ray/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[cpu,ray]' psutil pytest pytest-timeout hypothesis
+	touch $@
+
+.PHONY: ray-test
+ray-test: .venv/.ready build/ray/.ready ## A Ray cluster of several nodes on this machine, one killed under load
+	$(BIN)/tokenslab export random block --name stack --layers 3 --d 32 --heads 4 --d-ff 64 --stages 2 \
+		--models build/ray-models --overwrite
+	build/ray/bin/pytest tests/deploy/ray_cluster
+
 .PHONY: models
 models: .venv/.ready ## Make the two bundles that the repository ships
 	$(BIN)/tokenslab export random ffn --name demo-ffn --d 64 --d-ff 256 --activation gelu --seed 0 --overwrite

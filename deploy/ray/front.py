@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 import orjson
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from deploy.ray.line import Line
 from deploy.ray.stage import Ask
@@ -57,6 +59,11 @@ class Front:
         self._budget = BodyBudget(settings.max_bodies_bytes)
         self._limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s, "max_body_mib")
         self._decoder = JsonDecoder(settings.timeout_s)
+        self._registry = CollectorRegistry()
+        self._requests = Counter("tokenslab_front_requests", "By status", ["status"], registry=self._registry)
+        self._retries = Counter(
+            "tokenslab_front_retries", "Asked again, for a replica died", ["stage"], registry=self._registry
+        )
         self._signatures: dict[str, tuple[Signature, tuple[str, ...]]] = {}
         first, last, version = line.stages[0], line.stages[-1], str(line.version)
         for precision in line.precisions:
@@ -75,16 +82,22 @@ class Front:
         try:
             if is_infer(scope["path"]):
                 parts, headers = await self._infer(scope, body)
+            elif scope["path"] == "/metrics":
+                parts = [generate_latest(self._registry)]
+                headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
             else:
                 parts, headers = [orjson.dumps(self._told(scope["path"]))], [(b"content-type", JSON)]
         except BodyLost:
             return
         except RequestError as error:
+            self._requests.labels(error.status).inc()
             await refuse(error, body, send, closing=False)
         except Exception:
+            self._requests.labels(InternalFault.status).inc()
             log.exception("a request failed on %s", scope["path"])
             await refuse(InternalFault("internal error; see the log of the front"), body, send, closing=False)
         else:
+            self._requests.labels(200).inc()
             data = b"".join(parts)
             headers.append((b"content-length", b"%d" % len(data)))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -175,6 +188,7 @@ class Front:
             try:
                 answer = await stage(model, Ask(tokens, request.seq_lens, left_s, request.priority, request.isolate))
             except self._died as lost:
+                self._retries.labels(model).inc()
                 log.warning("%s: a replica was lost with a request (%s); asking another", model, type(lost).__name__)
                 await asyncio.sleep(PAUSE_S * 2**attempt)
                 continue

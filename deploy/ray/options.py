@@ -39,6 +39,12 @@ class Scaling(BaseModel):
         4096, ge=-1, description="Requests that a proxy holds back before it answers 503; -1: any number"
     )
     cpus: int = Field(1, ge=1, description="Cores that a replica reserves; also its threads, where they are not set")
+    resources: dict[str, float] = Field(
+        {}, description="Of Ray's nodes, that a replica reserves: which nodes may have it"
+    )
+    max_per_node: int | None = Field(
+        None, ge=1, le=100, description="Replicas on one node: 1 makes the loss of a node the loss of one"
+    )
     upscale_delay_s: float = Field(10, ge=0)
     downscale_delay_s: float = Field(300, ge=0)
 
@@ -51,7 +57,8 @@ class Scaling(BaseModel):
     def of_deployment(self, settings: Settings) -> dict[str, Any]:
         """Ray's options of a deployment whose replicas drain as `settings` say."""
         options: dict[str, Any] = {
-            "ray_actor_options": {"num_cpus": self.cpus},
+            "ray_actor_options": {"num_cpus": self.cpus, "resources": self.resources},
+            "max_replicas_per_node": self.max_per_node,
             "max_ongoing_requests": self.max_ongoing_requests,
             "max_queued_requests": self.max_queued_requests,
             "graceful_shutdown_wait_loop_s": min(0.5, settings.drain_limit_s),

@@ -152,6 +152,8 @@ async def test_a_request_whose_replica_dies_is_asked_again_and_answered(settings
     assert status == 200
     assert np.array(answer["outputs"][0]["data"], np.float32).tolist() == expected(row, tokens)
     assert row.asked.count("whole-stage1of2-fp32") == 1, "what a stage has answered is not computed again"
+    retries = row.app._registry.get_sample_value("tokenslab_front_retries_total", {"stage": "whole-stage2of2-fp32"})
+    assert retries == front.ATTEMPTS - 1
     await row.close()
 
 

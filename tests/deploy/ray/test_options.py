@@ -40,7 +40,7 @@ def test_replicas_follow_the_queue_and_drain_as_the_service_does() -> None:
     assert options["autoscaling_config"]["target_ongoing_requests"] == 10
     assert (options["autoscaling_config"]["min_replicas"], options["autoscaling_config"]["max_replicas"]) == (2, 5)
     assert options["graceful_shutdown_timeout_s"] == 7
-    assert options["ray_actor_options"] == {"num_cpus": 2}
+    assert options["ray_actor_options"] == {"num_cpus": 2, "resources": {}}
 
 
 def test_what_is_misspelt_or_out_of_order_is_refused() -> None:

@@ -1,0 +1,81 @@
+"""On a real Ray cluster of several nodes: nodes are killed under load, and every answer has the model's own bits.
+
+Run by `make ray-test`, in an environment with Ray and without torch; it makes the stages before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray import serve
+
+from deploy.ray.options import PipelineOptions, ServiceOptions
+from deploy.ray.pipeline import pipeline
+from deploy.ray.service import service
+from tests.deploy.ray_cluster.cluster import FRONT, REPLICAS, Nodes, ray_cluster
+from tests.deploy.ray_cluster.load import CLIENTS, load, metric, questions
+
+# A dozen processes start, each with Ray in it; on cores that are shared that takes its time.
+pytestmark = pytest.mark.timeout(300)
+
+ROOT = Path(__file__).resolve().parents[3]
+SHIPPED = ROOT / "models"
+STAGES = ROOT / "build" / "ray-models"  # made by `make ray-test`
+SCALING = {"replicas": 2, "max_per_node": 1, "resources": {REPLICAS: 1}}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with ray_cluster(workers=2) as made:
+        yield made
+
+
+def running(application: str, deployment: str) -> int:
+    status = serve.status().applications[application].deployments[deployment]
+    return int(status.replica_states.get("RUNNING", 0))
+
+
+def test_a_node_that_dies_under_load_costs_what_it_had_accepted_and_no_more(nodes: Nodes) -> None:
+    options = {"settings": {"models": str(SHIPPED)}, "scaling": SCALING}
+    serve.run(service(ServiceOptions.model_validate(options)), name="service", route_prefix="/")
+    with load(nodes.port, questions(SHIPPED, "demo-block", ["fp32", "int8"], 40)) as tally:
+        tally.wait_for(40, limit_s=60)
+        assert tally.failed == [], "nobody fails while nobody dies"
+        killed = time.monotonic()
+        nodes.kill()
+        tally.wait_for(80, limit_s=60)
+    assert tally.wrong == []
+    assert tally.gave_up == [], "what failed was answered when it was asked again"
+    # Ray answers 500 to what the dead replica had accepted, at most one request of each client, and asks another
+    # replica for what it had not.
+    assert len(tally.failed) <= CLIENTS
+    assert [how for _, _, how in tally.failed if not how.startswith("500")] == []
+    assert [began for began, ended, _ in tally.failed if ended < killed] == []
+    nodes.add()
+    ends = time.monotonic() + 60
+    while running("service", "tokenslab") < 2:
+        assert time.monotonic() < ends, "the lost replica was not replaced on the new node"
+        time.sleep(0.2)
+    serve.delete("service")
+
+
+def test_a_pipeline_loses_no_request_with_a_node_and_has_the_bits_of_the_whole(nodes: Nodes) -> None:
+    options = {
+        "settings": {"models": str(STAGES)},
+        "model": "stack",
+        "scaling": SCALING,
+        "front": {"replicas": 1, "resources": {FRONT: 1}},
+    }
+    serve.run(pipeline(PipelineOptions.model_validate(options)), name="pipeline", route_prefix="/")
+    with load(nodes.port, questions(STAGES, "stack", ["fp32", "int8"], 40)) as tally:
+        tally.wait_for(40, limit_s=60)
+        assert metric(nodes.port, "tokenslab_front_retries") == 0
+        nodes.kill()
+        tally.wait_for(80, limit_s=60)
+    assert (tally.wrong, tally.failed, tally.gave_up) == ([], [], [])
+    # Eight clients keep both replicas of each stage busy: some of what ran on the dead one was asked again.
+    assert metric(nodes.port, "tokenslab_front_retries") >= 1
+    serve.delete("pipeline")
