@@ -73,6 +73,14 @@ chaos: .venv/.ready ## A minute of good, bad and slow clients while models chang
 mixes: .venv/.ready ## Ten thousand random mixes over HTTP for each exact precision of each bundle, bit for bit
 	$(BIN)/python -m bench.mixes
 
+CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+
+.PHONY: console-test
+console-test: .venv/.ready ## The console in headless Chromium: renders, moves, works by keyboard, asks nobody else
+	@test -x "$(CHROMIUM)" || { echo "no Chromium: apt-get install chromium, or make CHROMIUM=<its path> console-test" >&2; exit 1; }
+	$(PIP) --editable '.[browser]'
+	CHROMIUM=$(CHROMIUM) SHOTS=build/console $(BIN)/pytest -m browser tests/browser
+
 .PHONY: docker-test
 docker-test: .venv/.ready ## Build the image and run it for real: confined, right, and losing nothing when stopped
 	$(BIN)/python -m deploy.docker_test

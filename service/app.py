@@ -17,6 +17,8 @@ from service.auth import Gate
 from service.background import in_thread
 from service.batcher import Batcher
 from service.body import BodyBudget, BodyLimits, BodyLost, RequestBody
+from service.console.events import Feed
+from service.console.routes import EVENTS, console_routes, is_page
 from service.control import add_control_routes
 from service.direct import Direct
 from service.engine import Engine
@@ -79,6 +81,9 @@ class App:
             strict_content_type=False,  # Triton's Python client sends none
         )
         add_control_routes(self.api, self._parts)
+        self._console = Feed(self._parts) if settings.console else None
+        if self._console is not None:
+            self.api.include_router(console_routes(self._console, settings.write_timeout_s))
         describe(self.api)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,6 +139,10 @@ class App:
             self.gate.admin(scope["headers"])
         elif path.startswith("/v2/health/") or (path == "/metrics" and not self._settings.metrics_key):
             return
+        elif self._console is not None and is_page(path):
+            return  # it shows nothing before it has a key
+        elif self._console is not None and path == EVENTS:
+            self.gate.operator(scope["headers"], peer_of(scope))
         elif self.gate.guarded:
             self.gate.client(scope["headers"], peer_of(scope))
 
@@ -168,6 +177,8 @@ class App:
         )
         self._parts.running = control
         watching = [asyncio.create_task(self._watch_keys())]
+        if self._console is not None:
+            watching.append(asyncio.create_task(self._console.run()))
         if settings.poll_s:
             watching.append(asyncio.create_task(control.poll(settings.poll_s)))
         if settings.shrink_after_s:

@@ -120,6 +120,13 @@ class Gate:
             raise Forbidden("this endpoint needs an admin key; the key of this request is a client's")
         raise Unauthorized(_refusal(key))
 
+    def operator(self, headers: Headers, peer: str | None) -> None:
+        """Raise unless this request may look on: with an admin key where there are any, else as a client."""
+        if len(self._admins):
+            self.admin(headers)
+        elif self.guarded:
+            self.client(headers, peer)
+
     def _note(self) -> None:
         self.guarded = bool(len(self._clients) or self._networks)
 

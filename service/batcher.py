@@ -23,7 +23,7 @@ from service.lane import Lane, Lanes
 from service.ledger import Ledger
 from service.memory import Memory
 from service.metrics import Metrics
-from service.packing import Float32, Int64, kept
+from service.packing import Float32, Int64, Piece, kept
 from service.request import Answer, Bounds, Client, Outcome, Request, ServedModel, Work
 from service.running import Running, give_out
 from service.scheduling.window import Rules, is_large
@@ -32,6 +32,8 @@ from service.waiting_gauges import watch_waiting
 log = logging.getLogger("tokenslab.batcher")
 
 HANG_FACTOR: Final = 10.0  # a window that takes so much longer than predicted, and longer than `hang_s`, hangs
+
+Watcher = Callable[[Window, ServedModel, Sequence[Piece[Request]]], None]
 
 
 class Batcher:
@@ -45,7 +47,7 @@ class Batcher:
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float] = time.perf_counter,
         arrivals: Callable[[], int] = lambda: 0,
-        observe: Callable[[Window, str, Sequence[Request]], None] | None = None,
+        observe: Watcher | None = None,
     ) -> None:
         self._submit = submit
         self._bounds = bounds
@@ -59,7 +61,7 @@ class Batcher:
         self.withdraw = self._ledger.withdraw
         self.retire = self._ledger.retire
         self._arrivals = arrivals
-        self._observe = observe
+        self._watchers: list[Watcher] = [] if observe is None else [observe]
         self._collecting = Collecting(loop, clock, self._arrived, self._lanes.longest_s, self._take)
         self._faults = Faults(self._ledger, self._lanes, loop, clock, self._wake)
         watch_waiting(metrics, self._lanes, bounds.levels, clock)
@@ -193,6 +195,14 @@ class Batcher:
         for lane in self._lanes.all():
             lane.size_chunks(bounds.chunk_s)
 
+    def watch(self, watcher: Watcher) -> None:
+        """Call `watcher` for every window that has run, before its requests are told; it must not raise."""
+        self._watchers.append(watcher)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """No more, for a watcher that was given to `watch`."""
+        self._watchers.remove(watcher)
+
     def failing(self, model: ServedModel) -> str | None:
         """Why `model` does not run at present; None if it does, as far as is known."""
         lane = self._lanes.get(model)
@@ -272,8 +282,9 @@ class Batcher:
         lane, error = running.lane, window.error or running.fault(window)
         self._compute_s = window.finished - window.started
         self._lanes.correct(lane, self._compute_s - running.predicted_s)
-        if self._observe is not None and running.pieces:
-            self._observe(window, lane.model.label, [piece.request for piece in running.pieces])
+        if self._watchers and running.pieces:
+            for watcher in self._watchers:
+                watcher(window, lane.model, running.pieces)
         if not running.pieces:
             self._faults.tried(lane, error)
         elif error is not None:

@@ -131,6 +131,12 @@ class TooManyConnections(NotReady):
     close = True
 
 
+class TooManyWatchers(NotReady):
+    """As many streams of the console are open as there may be."""
+
+    reason = "watchers"
+
+
 class DecoderLost(NotReady):
     """The process that decodes large JSON ended before it was done."""
 

@@ -182,6 +182,10 @@ class Settings(BaseSettings):
     )
     admin_keys_file: Path | None = Field(None, description="The same, one a line")
     metrics_key: bool = Field(False, description="True: /metrics needs a key too, where keys are set")
+    console: bool = Field(
+        True,
+        description="A page at / that shows models and windows as they run; what it shows needs a key where any is set",
+    )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = Field(
         (), description="Addresses or networks whose X-Client-Id is believed, for shares by client: 10.0.0.0/8,::1"
     )

@@ -19,7 +19,8 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from service.engine import Window
-from service.request import Client, Request
+from service.packing import Piece
+from service.request import Client, Request, ServedModel
 
 _W3C: Final = TraceContextTextMapPropagator()
 _CARRIED: Final = (b"traceparent", b"tracestate")
@@ -102,14 +103,14 @@ class Tracing:
         )
         return RequestTrace(self, span, began)
 
-    def window(self, window: Window, label: str, requests: Sequence[Request]) -> None:
+    def window(self, window: Window, model: ServedModel, pieces: Sequence[Piece[Request]]) -> None:
         """A window ran."""
-        traces = [request.client for request in requests if isinstance(request.client, RequestTrace)]
+        traces = [piece.request.client for piece in pieces if isinstance(piece.request.client, RequestTrace)]
         span = self._tracer.start_span(
             "window",
             Context(),
             SpanKind.INTERNAL,
-            {"tokenslab.model": label, "tokenslab.tokens": window.rows, "tokenslab.requests": len(requests)},
+            {"tokenslab.model": model.label, "tokenslab.tokens": window.rows, "tokenslab.requests": len(pieces)},
             [Link(trace.context) for trace in traces],
             self.ns(window.started),
         )

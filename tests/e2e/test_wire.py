@@ -57,7 +57,7 @@ def test_health_metadata_and_index(server: Server) -> None:
         ("/v2/models/ffn/", "GET", 404),
         ("/v2/health/ready/", "GET", 404),
         ("/v2/health/live", "POST", 405),
-        ("/", "GET", 404),
+        ("/nothing", "GET", 404),
     ],
 )
 def test_unknown_paths_and_methods_have_the_protocols_error(
