@@ -123,9 +123,9 @@ def out_of(headers: dict[str, str], data: bytes) -> Array:
     return np.frombuffer(data[length:], "<f4").reshape(shape)
 
 
-def start(models: Path, *flags: str, **environment: str) -> Server:
-    """Start it without waiting."""
-    command = [sys.executable, "-m", "tokenslab", "serve", "--models", str(models), "--port", "0", *flags]
+def start(models: Path, *flags: str, program: str = "tokenslab", **environment: str) -> Server:
+    """Start it without waiting; `program` is a module that takes tokenslab's own command line."""
+    command = [sys.executable, "-m", program, "serve", "--models", str(models), "--port", "0", *flags]
     clean = {k: v for k, v in os.environ.items() if not k.startswith("TOKENSLAB_")}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**clean, **environment}
@@ -158,9 +158,9 @@ def end(server: Server) -> None:
 
 
 @contextmanager
-def serving(models: Path, *flags: str, **environment: str) -> Iterator[Server]:
+def serving(models: Path, *flags: str, program: str = "tokenslab", **environment: str) -> Iterator[Server]:
     """A server that is ready, and gone afterwards."""
-    server = start(models, *flags, **environment)
+    server = start(models, *flags, program=program, **environment)
     try:
         wait_until_listening(server)
         yield server

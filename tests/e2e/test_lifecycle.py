@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from http.client import HTTPConnection
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bench.process import free_port
 from tests.bundles import relu_ffn, write_bundle
 from tests.e2e.conftest import D
 from tests.e2e.server import Server, answer, binary, end, out_of, serving, start, wait_until_listening
@@ -80,6 +82,74 @@ def test_it_starts_and_answers_where_nothing_can_be_written(models: Path) -> Non
     finally:
         end(server)
     assert not [line for line in server.log if "Traceback" in line]
+
+
+MOUNTS = {
+    "read-only": 'mount -t tmpfs -o ro none "$TMPDIR" && mount --bind "$MODELS" "$MODELS" &&'
+    ' mount -o remount,ro,bind "$MODELS"',
+    "full": 'mount -t tmpfs -o size=4k none "$TMPDIR" && ! head -c 8192 /dev/zero 2>/dev/null >"$TMPDIR/fill"',
+}
+WRITES_NOWHERE = {"read-only": '! touch "$MODELS/x" 2>/dev/null && ! touch "$TMPDIR/x" 2>/dev/null', "full": "true"}
+
+
+def may_mount() -> bool:
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("case", MOUNTS)
+def test_it_starts_answers_and_drains_on_file_systems_that_take_nothing(tmp_path: Path, case: str) -> None:
+    if not may_mount():
+        pytest.skip("mounting a file system needs CAP_SYS_ADMIN")
+    models, temporary = tmp_path / "models", tmp_path / "temporary"
+    write_bundle(models, "ffn", relu_ffn(D, D))
+    temporary.mkdir()
+    serve = f'exec {sys.executable} -m tokenslab serve --models "$MODELS" --port 0 --threads 1 --poll-s 0.1'
+    process = subprocess.Popen(
+        ["unshare", "--mount", "bash", "-c", f"{MOUNTS[case]} && {WRITES_NOWHERE[case]} && {serve}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "MODELS": str(models), "TMPDIR": str(temporary)},
+    )
+    server = Server(process)
+    try:
+        wait_until_listening(server)
+        assert server.infer("ffn", np.zeros((2, D), np.float32)).shape == (2, D)
+        large = {"name": "tokens", "datatype": "FP32", "shape": [200, D], "data": [0.5] * (200 * D)}
+        assert server.ask("/v2/models/ffn/infer", json.dumps({"inputs": [large]}).encode())[0] == 200
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    finally:
+        end(server)
+    assert not [line for line in server.log if "Traceback" in line]
+
+
+def test_a_log_on_a_full_disk_keeps_nobody_from_an_answer(models: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "tokenslab", "serve", "--models", str(models), "--port", str(port)]
+    with open("/dev/full", "wb") as full:
+        process = subprocess.Popen([*command, "--threads", "1", "--log-level", "debug"], stdout=full, stderr=full)
+    try:
+        until = time.monotonic() + 60
+        while True:
+            try:
+                link = HTTPConnection("127.0.0.1", port, timeout=20)
+                body, headers = binary(np.zeros((2, D), np.float32))
+                link.request("POST", "/v2/models/ffn/infer", body, headers)
+                status, _, _ = answer(link.getresponse())
+                break
+            except ConnectionRefusedError:
+                assert process.poll() is None, f"it exited {process.returncode}"
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            finally:
+                link.close()
+        assert status == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("case", ["no folder", "a file", "not readable"])

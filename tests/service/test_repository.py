@@ -240,7 +240,12 @@ def test_a_certificate_that_does_not_hold_on_this_machine_keeps_the_service_down
         ("exact", {"windows": False}, False),
         ("tolerance", {}, False),
         ("tolerance", {"pack_tolerance": frozenset({"ffn"})}, True),
+        ("tolerance", {"pack_dependent": frozenset({"ffn"})}, False),
+        ("dependent", {}, False),
         ("dependent", {"pack_tolerance": frozenset({"ffn"})}, False),
+        ("dependent", {"pack_dependent": frozenset({"other"})}, False),
+        ("dependent", {"pack_dependent": frozenset({"ffn"})}, True),
+        ("dependent", {"pack_dependent": frozenset({"ffn"}), "windows": False}, False),
     ],
 )
 def test_only_exact_models_are_packed_unless_their_owner_accepts_the_drift(
@@ -249,7 +254,8 @@ def test_only_exact_models_are_packed_unless_their_owner_accepts_the_drift(
     write_bundle(tmp_path, "ffn", relu_ffn(8, 16), certificate=certificate)
     limits = load(tmp_path, **settings).get("ffn").limits
     assert (limits.requests is None) == packed
-    assert limits.divisible == packed
+    # Whoever accepts that neighbours change answers has not accepted that a request's own rows are torn apart.
+    assert limits.divisible == (packed and certificate != "dependent")
 
 
 def test_a_model_runs_what_its_signature_says(tmp_path: Path) -> None:
