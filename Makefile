@@ -99,6 +99,10 @@ ray-test: .venv/.ready build/ray/.ready ## A Ray cluster of several nodes on thi
 		--models build/ray-models --overwrite
 	build/ray/bin/pytest tests/deploy/ray_cluster
 
+.PHONY: deploy-test
+deploy-test: .venv/.ready ## Kubernetes, alerts, replicas behind a proxy, a Ray cluster: each run, or named as not run
+	$(BIN)/python -m deploy.deploy_test
+
 .PHONY: models
 models: .venv/.ready ## Make the two bundles that the repository ships
 	$(BIN)/tokenslab export random ffn --name demo-ffn --d 64 --d-ff 256 --activation gelu --seed 0 --overwrite

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ class DockerFault(Exception):
 
 
 class Compose:
-    """The service of docker-compose.yml, with `models` mounted, published on a free port of 127.0.0.1."""
+    """A service of docker-compose.yml, and what it depends on, with `models` mounted and its port 8000 published on a
+    free one of 127.0.0.1; `builds` are the services whose images it takes.
+    """
 
-    def __init__(self, project: str, models: Path) -> None:
+    def __init__(self, project: str, models: Path, service: str = SERVICE, builds: Sequence[str] = (SERVICE,)) -> None:
         self._prefix = ("docker", "compose", "--project-name", project, "--file", str(ROOT / "docker-compose.yml"))
         self._environment = {
             **os.environ,
@@ -29,23 +32,30 @@ class Compose:
             "SLAB_PUBLISH": "127.0.0.1:0",
         }
         self._project = project
+        self._service = service
+        self._builds = builds
 
     def build(self) -> int:
-        """Build the image; its size in bytes."""
-        self._compose("build")
+        """Build the images; the size of the service's own in bytes."""
+        self._compose("build", *self._builds)
         return int(docker("image", "inspect", "--format", "{{.Size}}", self._project))
 
     def up(self, timeout_s: int) -> None:
-        """Start the container and return when its health check says healthy."""
-        self._compose("up", "--detach", "--no-build", "--wait", "--wait-timeout", str(timeout_s))
+        """Start the containers and return when their health checks say healthy."""
+        self._compose("up", "--detach", "--no-build", "--wait", "--wait-timeout", str(timeout_s), self._service)
 
     def container(self) -> str:
-        """The container's id."""
-        return self._compose("ps", "--all", "--quiet", SERVICE)
+        """The id of the service's one container."""
+        (container,) = self.containers(self._service)
+        return container
+
+    def containers(self, service: str) -> list[str]:
+        """The ids of the containers of `service`."""
+        return self._compose("ps", "--all", "--quiet", service).split()
 
     def port(self) -> int:
         """The port of 127.0.0.1 that leads to the service."""
-        return int(self._compose("port", SERVICE, str(PORT)).rpartition(":")[2])
+        return int(self._compose("port", self._service, str(PORT)).rpartition(":")[2])
 
     def python(self, code: str, *, user: str | None = None) -> str:
         """Run `code` with the image's Python in the running container; what it printed."""
@@ -58,12 +68,12 @@ class Compose:
         return state
 
     def logs(self) -> str:
-        """What the service logged."""
-        return self._compose("logs", "--no-color", "--no-log-prefix", SERVICE)
+        """What all of it logged."""
+        return self._compose("logs", "--no-color")
 
     def remove(self) -> None:
         """Remove container, network and image, whatever state they are in."""
-        self._compose("down", "--volumes", "--remove-orphans", "--timeout", "10", "--rmi", "all")
+        self._compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "10", "--rmi", "local")
 
     def _compose(self, *arguments: str) -> str:
         return _run([*self._prefix, *arguments], self._environment)
