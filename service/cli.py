@@ -56,6 +56,7 @@ def serve(
     admin_keys_file: Annotated[Path | None, typer.Option(help="Keys of those who may load and unload")] = None,
     ssl_certfile: Annotated[Path | None, typer.Option(help="Certificate chain, PEM")] = None,
     ssl_keyfile: Annotated[Path | None, typer.Option(help="Its key, PEM")] = None,
+    console: Annotated[bool | None, typer.Option(help="The page at / (default: there)")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
     replica: Annotated[str | None, typer.Option(hidden=True)] = None,

@@ -108,6 +108,37 @@ def test_the_last_minutes_have_charts_and_the_same_in_words(server: Server, open
     ink = """() => { const c = document.querySelector('#chart-throughput canvas');
       return c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((v) => v > 0); }"""
     assert page.evaluate(ink), "something is drawn"
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate(ink), "and drawn again in other colours"
+    expect(page.locator("#chart-throughput canvas")).to_have_count(1)
+
+
+def test_events_are_the_same_wherever_the_network_cuts_them(server: Server, open_console: Opener) -> None:
+    page = open_console(server)
+    parsed = page.evaluate("""async () => {
+      const { eventParser } = await import("/console/stream.js");
+      const text = 'event: a\\ndata: {"x": "1: 2"}\\n\\nevent: b\\ndata: []\\n\\n';
+      return Array.from({ length: text.length + 1 }, (_, cut) => {
+        const parse = eventParser();
+        return [...parse(text.slice(0, cut)), ...parse(text.slice(cut))];
+      });
+    }""")
+    assert len(parsed) > 40
+    assert all(events == [["a", {"x": "1: 2"}], ["b", []]] for events in parsed)
+
+
+def test_a_page_that_nobody_sees_lets_its_stream_go_and_takes_it_up_again(server: Server, open_console: Opener) -> None:
+    page = open_console(server)
+    expect(page.locator("#connection")).to_have_text("Live")
+    page.clock.install()
+    show = "(hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+    show += " document.dispatchEvent(new Event('visibilitychange')); }"
+    with page.expect_event("requestfailed") as ended:
+        page.evaluate(show, True)
+        page.clock.fast_forward(11_000)
+    assert ended.value.url.endswith("/v2/console/events")
+    with page.expect_request("**/v2/console/events"):
+        page.evaluate(show, False)
 
 
 def test_random_tokens_are_answered_and_the_bytes_shown_are_those_sent(server: Server, open_console: Opener) -> None:

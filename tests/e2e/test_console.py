@@ -112,7 +112,7 @@ def test_a_stream_that_its_reader_has_left_frees_its_place(open_server: Server) 
 
 
 def test_the_console_can_be_off(root: Path) -> None:
-    with serving(root, "--threads", "1", TOKENSLAB_CONSOLE="false") as server:
+    with serving(root, "--threads", "1", "--no-console") as server:
         for path in ("/", "/console/main.js", EVENTS):
             assert server.ask(path)[0] == 404
 

@@ -3,16 +3,17 @@ import { at, clock, draw, make, ms, number, say } from "./dom.js";
 
 const ROWS = 16;
 const MEAN_MS = 5000; // the tiles are means over so long
-const SAID_MS = 10_000; // a screen reader hears of it so often
+const SAID_MS = 30_000; // a screen reader hears of it so often, and not while it is paused
 const WIDTH = 1000; // of a row's drawing, in its own units
 
 /** Panel of the windows; `add` takes what an event brings, `tick` lets the tiles go stale. */
 export function windowsPanel() {
   const rows = at("rows");
   const recent = []; // [arrived, window, weight]
-  let scale = 16; // tokens that fill a row
+  let shown = []; // windows, the newest last
+  let scale = 0; // tokens that fill a row
   let paused = false;
-  let said = 0;
+  let said = -Infinity;
 
   at("pause").addEventListener("click", () => {
     paused = !paused;
@@ -29,15 +30,18 @@ export function windowsPanel() {
   }
 
   function show(windows) {
-    const widest = Math.max(...windows.map((window) => window.tokens));
-    if (widest > scale || widest * 8 < scale) {
-      scale = 2 ** Math.ceil(Math.log2(Math.max(16, widest)));
+    shown = [...shown, ...windows].slice(-ROWS);
+    let fresh = windows;
+    const fits = step(recent.reduce((most, [, window]) => Math.max(most, window.tokens), 1));
+    if (fits !== scale) {
+      scale = fits;
+      fresh = shown;
       rows.replaceChildren(); // they are drawn to another scale
     }
-    const budget = windows[windows.length - 1].budget;
+    const { budget } = windows[windows.length - 1];
     say(at("windows-scale"), `A full row is ${number(scale)} tokens; a window may hold ${number(budget)}.`);
     rows.querySelector(".empty")?.remove();
-    rows.prepend(...windows.map((window) => row(window, scale)).reverse());
+    rows.prepend(...fresh.map((window) => row(window, scale)).reverse());
     while (rows.children.length > ROWS) rows.lastElementChild.remove();
   }
 
@@ -58,13 +62,19 @@ export function windowsPanel() {
     say(at("tile-windows"), number(count / (MEAN_MS / 1000)));
     say(at("tile-queue"), ms(mean(queue, requests)));
     say(at("tile-compute"), ms(mean(compute, count)));
-    if (now - said > SAID_MS && count) {
+    if (now - said > SAID_MS && count && !paused) {
       said = now;
       say(at("windows-said"), `${number(count / (MEAN_MS / 1000))} windows a second, with ${number(requests / count)} requests and ${number(tokens / count)} tokens each on average`);
     }
   }
 
   return { add, tick };
+}
+
+/** The least power of two, or one and a half times one, that is not below `tokens` nor 16. */
+function step(tokens) {
+  const power = 2 ** Math.ceil(Math.log2(Math.max(16, tokens)));
+  return power > 16 && tokens <= power * 0.75 ? power * 0.75 : power;
 }
 
 function row(window, scale) {
