@@ -135,6 +135,7 @@ class Feed:
             self._samples.append(sample)
             if self._subscribers:
                 self._tell(event("sample", sample))
+                self._tell(event("hello", self._server()))  # settings may have changed
                 self._tell(event("models", describe(self._parts.repository, self._parts.failing)))
 
     def _server(self) -> dict[str, Any]:

@@ -292,6 +292,12 @@ def test_where_keys_are_set_the_page_asks_for_one_and_uses_it(models: Path, open
         expect(page.locator("#connection")).to_have_text("Live")
         send(page, "ffn", "2")
         assert KEY not in page.content()
+        headers = {"X-API-Key": KEY, "Content-Type": "application/json"}
+        assert server.ask("/v2/settings", b'{"max_wait_ms": 3}', headers, "PATCH")[0] == 200
+        expect(page.locator("#server")).to_contain_text("windows wait 3 ms")
+        assert server.ask("/v2/repository/models/ffn/unload", b"", headers)[0] == 200
+        expect(page.locator("#cards > li", has_text=re.compile("^ffn, version 1"))).to_contain_text("unavailable")
+        expect(page.locator("#try-model option", has_text="ffn,")).to_have_count(0)
         assert len(log) == 2, "what Chromium itself says of two refusals"
 
 
