@@ -64,6 +64,7 @@ def _facts(manifest: Manifest, total: int) -> Table:
     facts = {
         "inputs": tokens + sequences + memory,
         "output": f"out float32 (tokens, {manifest.d_out})",
+        **({} if manifest.stage is None else {"stage": str(manifest.stage)}),
         "parameters": _parameters(manifest),
         "FLOPs per token": f"{manifest.flops_per_token:,} in weight matmuls",
         **_memory_flops(manifest),

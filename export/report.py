@@ -17,6 +17,7 @@ def report(
         ("kind", m.kind),
         ("tokens -> out", f"(N, {m.d_in}) -> (N, {m.d_out}), float32"),
         *([] if m.d_memory is None else [("memory", f"(M, {m.d_memory}), one per sequence, float32")]),
+        *([] if m.stage is None else [("stage", str(m.stage))]),
         ("parameters", f"{m.parameters:,}"),
         *([] if m.active_parameters is None else [("parameters that a token meets", f"{m.active_parameters:,}")]),
         ("FLOPs per token", f"{m.flops_per_token:,} (weight matmuls)"),

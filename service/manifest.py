@@ -202,6 +202,9 @@ class Stage(Strict):
             )
         return self
 
+    def __str__(self) -> str:
+        return f"{self.index} of {self.count} of {self.of}, layers {self.first_layer} to {self.last_layer}"
+
 
 class Manifest(Strict):
     """`manifest.json`."""

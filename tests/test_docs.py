@@ -35,6 +35,7 @@ def test_the_stop_grace_of_compose_is_above_delay_and_limit() -> None:
         "docs/operations.md",
         "docs/load-testing.md",
         "docs/console.md",
+        "docs/scaling.md",
     ],
 )
 def test_every_make_target_and_linked_file_that_a_page_names_exists(page: str) -> None:

@@ -80,7 +80,7 @@ class ServiceOptions(BaseModel):
     """Arguments of `deploy.ray.service:service`.
 
     settings: of the service, by name; the environment of whoever deploys is read too. The model repository must be at
-        the same path on every node.
+        the same absolute path on every node.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -107,12 +107,16 @@ def engine_settings(options: ServiceOptions, cpus: int) -> Settings:
     """The service's settings, with as many threads as a replica reserves cores unless they are given.
 
     Raises:
-        ValueError: a setting is wrong, or one that Ray's own configuration replaces.
+        ValueError: a setting is wrong, or one that Ray's own configuration replaces, or `models` is relative.
     """
     settings = Settings(**options.settings)
     owned = sorted(settings.model_fields_set & OWNED_BY_RAY)
     if owned:
         raise ValueError(f"{owned[0]}: not a setting of a replica on Ray Serve, whose own configuration replaces it")
+    if not settings.models.is_absolute():
+        raise ValueError(
+            f"models: {settings.models} is relative, and replicas have folders of their own; expected an absolute path"
+        )
     if "threads" in settings.model_fields_set:
         return settings
     return settings.model_copy(update={"threads": cpus})

@@ -4,7 +4,7 @@ The front passes a request's tokens from stage to stage; a window forms in each 
 are there. Equal bit for bit to the whole stack in one process, which the export has proved for the files.
 """
 
-from __future__ import annotations
+# No annotations from __future__: Ray reads the builder's to make its argument, and does not evaluate them.
 
 from collections.abc import Awaitable
 

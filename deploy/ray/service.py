@@ -5,7 +5,7 @@ replica dies before it was accepted goes to another; one that was accepted there
 again, for an answer depends on the request alone.
 """
 
-from __future__ import annotations
+# No annotations from __future__: Ray reads the builder's to make its argument, and does not evaluate them.
 
 from ray import serve
 from ray.serve import Application

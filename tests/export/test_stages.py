@@ -16,7 +16,7 @@ from export.errors import ExportError, ProofError
 from export.graph import to_graph
 from export.pipeline import Options, export_module
 from export.verification import verify_bundle
-from service.manifest import Manifest, read_manifest
+from service.manifest import REPORT, Manifest, read_manifest
 from service.session import open_session, run_packed
 
 D = 24
@@ -69,6 +69,8 @@ def test_a_stage_says_what_it_is_of_and_holds_its_share(bundles: Path) -> None:
     assert first.stage.last_layer + 1 == last.stage.first_layer
     assert last.stage.last_layer == 2
     assert first.stage.whole == last.stage.whole == {v.file: v.sha256 for v in whole.variants}
+    assert f"| stage | {last.stage} |" in (bundles / last.name / "1" / REPORT).read_text()
+    assert str(last.stage) == f"2 of 2 of whole, layers {last.stage.first_layer} to 2"
     assert first.parameters + last.parameters == whole.parameters
     assert first.flops_per_token + last.flops_per_token == whole.flops_per_token
     assert {v.certificate.kind for m in (first, last) for v in m.variants} == {"exact"}

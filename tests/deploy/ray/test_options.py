@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from deploy.ray.options import OWNED_BY_RAY, PipelineOptions, Scaling, ServiceOptions, engine_settings
 from service.settings import Settings
 
+ROOT = Path(__file__).parents[3]
+
 
 def test_a_replica_has_the_threads_that_it_reserves_unless_they_are_given() -> None:
-    assert engine_settings(ServiceOptions(), 3).threads == 3
-    assert engine_settings(ServiceOptions(settings={"threads": 2}), 3).threads == 2
+    assert engine_settings(ServiceOptions(settings={"models": "/m"}), 3).threads == 3
+    assert engine_settings(ServiceOptions(settings={"models": "/m", "threads": 2}), 3).threads == 2
+
+
+def test_a_repository_that_each_node_would_look_for_elsewhere_is_refused() -> None:
+    with pytest.raises(ValueError, match="models: models is relative"):
+        engine_settings(ServiceOptions(), 1)
+
+
+@pytest.mark.parametrize(("file", "options"), [("service.yaml", ServiceOptions), ("pipeline.yaml", PipelineOptions)])
+def test_the_configuration_files_say_what_the_options_are(file: str, options: type[ServiceOptions]) -> None:
+    written = yaml.safe_load((ROOT / "deploy" / "ray" / file).read_text())
+    [application] = written["applications"]
+    found = options.model_validate(application["args"])
+    assert engine_settings(found, found.scaling.cpus).models.is_absolute()
+    module, _, builder = application["import_path"].partition(":")
+    # As an object, not as text: `serve run` would pass a dict otherwise.
+    assert "from __future__ import annotations" not in (ROOT / f"{module.replace('.', '/')}.py").read_text()
+    assert f"def {builder}(options: {options.__name__})" in (ROOT / f"{module.replace('.', '/')}.py").read_text()
 
 
 @pytest.mark.parametrize("name", sorted(OWNED_BY_RAY))

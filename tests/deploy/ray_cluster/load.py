@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from service.session import open_session, run_packed
 
-CLIENTS = 8
+CLIENTS = 16
 RETRY_S = 0.05
 
 
