@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -61,7 +60,6 @@ def ray_cluster(workers: int) -> Iterator[Nodes]:
             "temp_dir": folder,
             "resources": {FRONT: 100},
         }
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
             nodes = Nodes(cluster, free_port())
