@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -46,10 +47,10 @@ async def measure(bundle: Bundle, models: Path, rounds: int = ROUNDS, waves: int
     async with app.api.router.lifespan_context(app.api):
         links = Links(server_config(app, settings), CONNECTIONS)
         for way, data in ways.items():
-            least[way] = await _least(lambda data=data: links.cpu_us(data, waves), rounds)  # type: ignore[misc]
+            least[way] = await _least(partial(links.cpu_us, data, waves), rounds)
         links.close()
     bare = Links(uvicorn.Config(echo.app, access_log=False, lifespan="off", log_config=None), CONNECTIONS)
-    least["bare uvicorn, echo"] = await _least(lambda: bare.cpu_us(known, waves), rounds)
+    least["bare uvicorn, echo"] = await _least(partial(bare.cpu_us, known, waves), rounds)
     bare.close()
     return least
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,23 +20,18 @@ async def in_thread(job: Callable[[], T], name: str) -> T:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():  # cancelled
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]  # there is a result where there is no error
-
     def work() -> None:
-        result: T | None = None
-        failure: BaseException | None = None
         try:
-            result = job()
+            settle = partial(future.set_result, job())
         except BaseException as error:  # noqa: BLE001 - it is raised where the job came from
-            failure = error
+            settle = partial(future.set_exception, error)
         with suppress(RuntimeError):  # a loop that was closed meanwhile has nobody left who waits
-            loop.call_soon_threadsafe(settle, result, failure)
+            loop.call_soon_threadsafe(_unless_cancelled, future, settle)
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return await future
+
+
+def _unless_cancelled(future: asyncio.Future[T], settle: Callable[[], None]) -> None:
+    if not future.done():
+        settle()

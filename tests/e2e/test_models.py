@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -28,6 +29,10 @@ def expected(folder: Path, tokens: Array) -> bytes:
     session = open_session(folder / "fp32.onnx", "cpu", 1)
     out: bytes = session.run(["out"], {"tokens": tokens})[0].tobytes()
     return out
+
+
+def exceeds(tally: Counter[str], key: str, count: int) -> bool:
+    return tally[key] > count
 
 
 def hammer(server: Server, tokens: Array, right: dict[str, bytes], tally: Counter[str], stop: threading.Event) -> None:
@@ -74,8 +79,8 @@ def test_versions_are_swapped_under_load_without_one_failed_or_wrong_answer(tmp_
             thread.start()
         for version in versions[1:]:
             os.rename(folders[version], tmp_path / "ffn" / str(version))
-            before = tally[f"version {version}"]
-            assert eventually(lambda v=version, b=before: tally[f"version {v}"] > b + 5), tally  # type: ignore[misc]
+            key = f"version {version}"
+            assert eventually(partial(exceeds, tally, key, tally[key] + 5)), tally
         stop.set()
         for thread in threads:
             thread.join()

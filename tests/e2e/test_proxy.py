@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
@@ -84,11 +85,11 @@ def test_kill_and_restart_behind_a_proxy_give_no_wrong_answer(models: Path, tmp_
                 for thread in threads:
                     thread.start()
                 for _ in range(2):
-                    _until(lambda before=tally["right"]: tally["right"] > before + 30)  # type: ignore[misc]
+                    _until(partial(_more_right, tally, tally["right"] + 30))
                     end(victim)  # SIGKILL
                     victim = start(models, "--threads", "1", "--port", str(a))
                     wait_until_listening(victim)
-                _until(lambda before=tally["right"]: tally["right"] > before + 30)  # type: ignore[misc]
+                _until(partial(_more_right, tally, tally["right"] + 30))
             finally:
                 stop.set()
                 for thread in threads:
@@ -101,6 +102,10 @@ def test_kill_and_restart_behind_a_proxy_give_no_wrong_answer(models: Path, tmp_
     assert tally["wrong"] == 0, tally
     assert tally["right"] > 90, tally
     assert not [outcome for outcome in tally if outcome.startswith("refused")], tally
+
+
+def _more_right(tally: Counter[str], count: int) -> bool:
+    return tally["right"] > count
 
 
 def _until(holds: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -16,7 +16,7 @@ from service.packing import Piece, pack
 from service.request import Answer
 from service.scheduling.health import SUSPICION, Health
 from service.scheduling.retries import halves, patience_s
-from tests.service.test_batcher import Bench, Client, Doubler, bench, on_loop, rows_of
+from tests.service.batching import Bench, Client, Doubler, bench, on_loop, rows_of
 
 POISON = 666.0
 

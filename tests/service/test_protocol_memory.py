@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from service.errors import InvalidInput
 from service.packing import Float32
 from service.protocol import Decoded, Signature, decode, decode_npy
-from tests.service.test_protocol import FFN, read, request
+from tests.service.wire_forms import FFN, read, request
 
 RECALL = Signature("recall", "1", 4, 4, has_sequences=True, d_memory=2)
 TOKENS = np.arange(20, dtype=np.float32).reshape(5, 4)

@@ -14,7 +14,7 @@ from service.engine import Engine, EngineStopped, Window
 from service.errors import QueueFull
 from service.memory import Memory
 from service.packing import Float32, Int64
-from tests.service.test_batcher import D, Doubler, bench, on_loop
+from tests.service.batching import D, Doubler, bench, on_loop
 
 
 @on_loop

@@ -13,7 +13,7 @@ from service.engine import Window
 from service.errors import DeadlineExceeded, DeadlineUnreachable, InvalidInput, QueueFull, TooLarge
 from service.packing import Limits
 from service.request import Timing
-from tests.service.test_batcher import Bench, Client, Doubler, bench, on_loop, rows_of
+from tests.service.batching import Bench, Client, Doubler, bench, on_loop, rows_of
 
 MS = 1e-3
 TIMINGS = (Timing(1, 0, 1 * MS), Timing(50, 0, 50 * MS), Timing(10, 0, 10 * MS)) * 5  # 1 ms a token

@@ -10,7 +10,7 @@ import pytest
 
 from service.packing import Limits
 from service.request import Timing
-from tests.service.test_batcher import Bench, Doubler, bench, on_loop
+from tests.service.batching import Bench, Doubler, bench, on_loop
 
 MS = 1e-3
 QUIET = tuple(Timing(n, 0, 0.3 * MS + 0.15 * MS * n) for n in (1, 64, 2048)) * 2

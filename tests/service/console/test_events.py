@@ -15,7 +15,7 @@ from service.lifecycle import Lifecycle
 from service.parts import Parts
 from service.repository import Repository
 from service.settings import Settings
-from tests.service.test_batcher import Bench, Doubler, bench, on_loop
+from tests.service.batching import Bench, Doubler, bench, on_loop
 
 
 def feed_of(b: Bench, lifecycle: Lifecycle | None = None) -> Feed:
