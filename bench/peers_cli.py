@@ -25,6 +25,10 @@ from service.cpu import cpu_quota
 from service.errors import TokenslabError
 from service.manifest import Precision
 
+INSTALL = (
+    f"Install these first, from PyPI: of {', '.join(PEER_NAMES)} "
+    "(pytriton needs the distribution's own Python 3.11 as /usr/bin/python3)"
+)
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
 
 
@@ -35,7 +39,7 @@ def peers(
     environments: Annotated[Path, typer.Option(help="Where each peer has an environment of its own")] = Path(
         "build/peers"
     ),
-    install: Annotated[str, typer.Option(help=f"Install these first, from PyPI: of {', '.join(PEER_NAMES)}")] = "",
+    install: Annotated[str, typer.Option(help=INSTALL)] = "",
     only: Annotated[str, typer.Option(help="Of the installed peers, only these")] = "",
     cases: Annotated[str, typer.Option(help=f"Of {', '.join(GOALS)}")] = ",".join(GOALS),
     precisions: Annotated[str, typer.Option(help=f"Of {', '.join(PRECISIONS)}")] = ",".join(PRECISIONS),

@@ -27,7 +27,8 @@ class ServerError(Exception):
 
 
 class Process:
-    """One server that listens on loopback's `port`, ready when `ready_path` answers below 500; `log` gets its output.
+    """One server that listens on loopback's `port`, ready when `ready_path` answers below `ready_below`; `log` gets its
+    output.
 
     Use it as a context manager. It is stopped by its own pids: SIGTERM, and SIGKILL after a bounded wait.
     """
@@ -39,11 +40,14 @@ class Process:
         ready_path: str,
         log: Path,
         environment: Mapping[str, str] | None = None,
+        *,
+        ready_below: int = 500,
     ) -> None:
         self.port = port
         self._ports: Sequence[int] = (port,)  # each must be ready before it counts as started
         self._command = list(command)
         self._ready_path = ready_path
+        self._ready_below = ready_below
         self._log = log
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
@@ -168,7 +172,7 @@ class Process:
             if self._process.poll() is not None:
                 raise ServerError(f"the server exited {self._process.returncode}: {self._log_end()}")
             try:
-                if all(self._get(self._ready_path, port)[0] < 500 for port in self._ports):
+                if all(self._get(self._ready_path, port)[0] < self._ready_below for port in self._ports):
                     return
             except (OSError, http.client.HTTPException):
                 pass  # it does not listen yet

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from bench.bodies import Body, Float32, infer_body, random_tokens
+from bench.bodies import random_tokens
 from bench.bundles import FFN, Bundle, ensure
 from bench.cases import CASES, Case
 from bench.limit import InProcess
@@ -19,7 +19,7 @@ from bench.load import Generator
 from bench.machine import UsageMeter
 from bench.matrix import Progress
 from bench.measure import CALM_FOREIGN, CALM_LIMITS, CALM_STOLEN, WARM_UP_S, check_answers, tokens_of
-from bench.peers.peer import ONE_OR_TWO, Peer, PeerError, raw_body
+from bench.peers.peer import OIP, ONE_OR_TWO, Peer, PeerError, Wire
 from bench.process import Process
 from bench.server import Server
 from bench.timing import Load, share_of_limit
@@ -71,7 +71,7 @@ class _Contestant:
     setting: str
     process: Process
     path: str
-    encode: Callable[[Float32], Body]
+    wire: Wire
 
     def __str__(self) -> str:
         return f"{self.name} {self.setting}".strip()
@@ -116,7 +116,7 @@ class Contest:
             ours = stack.enter_context(Server(plan.models, plan.threads, log, replicas=setting.workers))
             check_answers(ours, model, limit)
             path = ours.infer_url(model).removeprefix(ours.url)
-            contestants.append(_Contestant(OURS, label, ours, path, infer_body))
+            contestants.append(_Contestant(OURS, label, ours, path, OIP))
         variant = next(v for v in bundle.manifest.variants if (v.provider, v.precision) == ("cpu", precision))
         for peer in plan.peers:
             for setting in peer.settings:
@@ -126,7 +126,7 @@ class Contest:
                 file = bundle.folder / variant.file
                 process = peer.server(plan.environments, setting, file, limit.d_in, plan.threads, log)
                 stack.enter_context(process)
-                one = _Contestant(peer.name, label, process, peer.path, raw_body)
+                one = _Contestant(peer.name, label, process, peer.path, peer.wire)
                 _check(one, limit)
                 contestants.append(one)
         return contestants
@@ -139,7 +139,7 @@ class Contest:
 
     def _once(self, one: _Contestant, case: Case, precision: str, limit: InProcess, no: int) -> Entry:
         plan, url = self.plan, one.process.url + one.path
-        bodies = [one.encode(tokens) for tokens in tokens_of(case, limit.d_in, seed=no)]
+        bodies = [one.wire.encode(tokens) for tokens in tokens_of(case, limit.d_in, seed=no)]
         plan.generator.run(url, bodies, case.connections, WARM_UP_S, seed=1000 + no)
         before = self._limit(one, case, limit)
         meter, cpu_s = UsageMeter(one.process.cpu_s), one.process.cpu_s()
@@ -180,15 +180,21 @@ def _check(one: _Contestant, limit: InProcess) -> None:
     """Raise PeerError unless a peer's answers are what the file gives, but for the last bits."""
     for rows in CHECKED:
         tokens = random_tokens(rows, limit.d_in, seed=rows)
-        body, wanted = one.encode(tokens), limit.run(tokens)
+        body, wanted = one.wire.encode(tokens), limit.run(tokens)
         link = http.client.HTTPConnection("127.0.0.1", one.process.port, timeout=30)
         try:
             link.request("POST", one.path, body.content, body.headers)
             answer = link.getresponse()
-            content = answer.read()
+            headers, content = {name.title(): value for name, value in answer.getheaders()}, answer.read()
         finally:
             link.close()
-        if answer.status != 200 or len(content) != wanted.nbytes:
-            raise PeerError(f"{one.name}: {answer.status}, {len(content)} bytes for {rows} tokens: {content[:200]!r}")
-        if not np.allclose(np.frombuffer(content, "<f4").reshape(wanted.shape), wanted, rtol=1e-3, atol=1e-3):
+        if answer.status != 200:
+            raise PeerError(f"{one.name}: {answer.status} for {rows} tokens: {content[:200]!r}")
+        try:
+            found = one.wire.read(headers, content).reshape(wanted.shape)
+        except ValueError as error:
+            raise PeerError(
+                f"{one.name}: {len(content)} bytes for {rows} tokens that cannot be read: {error}"
+            ) from error
+        if not np.allclose(found, wanted, rtol=1e-3, atol=1e-3):
             raise PeerError(f"{one.name}: the answer to {rows} tokens is not what the file gives")

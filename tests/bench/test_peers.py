@@ -6,14 +6,16 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
 import bench.cli
+from bench.bodies import JSON_LENGTH
 from bench.limit import InProcess
 from bench.peers.contest import Contest, Entry, _check, _Contestant
-from bench.peers.peer import PEERS, Peer, PeerError, Setting, raw_body
+from bench.peers.peer import OIP, OIP_JSON, PEERS, RAW, Peer, PeerError, Setting, Wire
 from bench.peers.verdict import GOALS, lines
 from bench.timing import Load
 from service.manifest import read_manifest
@@ -95,7 +97,7 @@ def test_a_server_of_a_peers_kind_is_started_checked_and_held(tmp_path: Path) ->
     limit = InProcess(folder, read_manifest(folder), "fp32", 1)
     process = peer.server(tmp_path / "environments", Setting(), folder / "fp32.onnx", D, 1, tmp_path / "log")
     with process:
-        one = _Contestant(peer.name, "1 x 1", process, peer.path, raw_body)
+        one = _Contestant(peer.name, "1 x 1", process, peer.path, peer.wire)
         _check(one, limit)
         with process.held():
             assert process.cpu_s() > 0
@@ -105,7 +107,54 @@ def test_a_server_of_a_peers_kind_is_started_checked_and_held(tmp_path: Path) ->
             _check(one, InProcess(other, read_manifest(other), "fp32", 1))
 
 
+@pytest.mark.parametrize("wire", [RAW, OIP, OIP_JSON], ids=["raw", "binary", "json"])
+def test_rows_come_back_as_they_went_in_every_form_that_peers_speak(wire: Wire) -> None:
+    tokens = np.random.default_rng().standard_normal((3, D), dtype=np.float32)
+    body = wire.encode(tokens)
+    assert body.tokens == 3
+    # What an echo of the input as the output would say: raw rows, or a document with another word for each.
+    content = body.content.replace(b"inputs", b"outputs").replace(b'"tokens"', b'"out"')
+    headers = dict(body.headers)
+    if JSON_LENGTH in headers:
+        headers[JSON_LENGTH] = str(int(headers[JSON_LENGTH]) + len(content) - len(body.content))
+    np.testing.assert_array_equal(wire.read(headers, content).reshape(tokens.shape), tokens)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"outputs": []}', b'{"outputs": [{"data": [1]}]}', b"\xff"], ids=repr
+)
+def test_an_answer_that_is_none_cannot_be_read(content: bytes) -> None:
+    with pytest.raises(ValueError, match="no answer with one output"):
+        OIP_JSON.read({}, content)
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_every_peer_has_a_server_of_its_own_and_pinned_packages(peer: Peer) -> None:
+    assert (Path(bench.cli.__file__).parent / "peers" / "servers" / f"{peer.name}_server.py").is_file()
+    assert all("==" in package for package in (*peer.requirements, peer.numpy))
+
+
+def test_a_peer_is_ready_when_its_own_path_says_so_and_not_when_its_port_does(tmp_path: Path) -> None:
+    code = """
+import http.server, os, time
+began = time.monotonic()
+class Slow(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(404 if time.monotonic() < began + 0.3 else 200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(os.environ["PEER_PORT"])), Slow).serve_forever()
+"""
+    root = tmp_path / "environments"
+    ready = Peer("any", (), "/", ready_path="/ready").server(root, Setting(), tmp_path, D, 1, tmp_path / "log")
+    ready._command = [sys.executable, "-c", code]
+    with ready:
+        assert ready._get("/ready", ready.port)[0] == 200
+
+
 def test_an_environment_that_cannot_be_made_is_a_fault_with_pips_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PeerError, match="venv"):
         Peer("any", (), "/").install(tmp_path / "file")
+    with pytest.raises(PeerError, match="/no/python -m venv"):
+        Peer("any", (), "/", interpreter="/no/python").install(tmp_path / "environments")
