@@ -13,7 +13,7 @@ from service.console import stream
 from service.console.events import Feed
 from service.console.stream import EventStream
 from tests.service.console.test_events import feed_of
-from tests.service.test_batcher import bench, on_loop
+from tests.service.batching import bench, on_loop
 
 
 class Reader(RequestResponseCycle):
