@@ -12,8 +12,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from service.console import stream
 from service.console.events import Feed
 from service.console.stream import EventStream
-from tests.service.console.test_events import feed_of
 from tests.service.batching import bench, on_loop
+from tests.service.console.test_events import feed_of
 
 
 class Reader(RequestResponseCycle):
