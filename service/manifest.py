@@ -6,8 +6,12 @@ float64 reference outputs, for `tokenslab verify`) and a readable `report.md`.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import re
+import stat
+from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -16,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from service.errors import BundleError
 
 MANIFEST: Final = "manifest.json"
+MAX_MANIFEST_BYTES: Final = 16 << 20  # a large one has a few hundred KiB
 REFERENCE: Final = "reference.npz"
 REPORT: Final = "report.md"
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -264,7 +269,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
+        manifest = Manifest.model_validate_json(manifest_bytes(path))
     except OSError as cause:
         raise BundleError(f"{path}: {cause.strerror}") from cause
     except ValidationError as cause:
@@ -293,6 +298,24 @@ def check_file(path: Path, sha256: str) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """Hex SHA-256 of a file, read in blocks."""
-    with path.open("rb") as file:
+    """Hex SHA-256 of a regular file, read in blocks; raises OSError."""
+    with _open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def manifest_bytes(path: Path) -> bytes:
+    """What a manifest holds; raises OSError, also for more than MAX_MANIFEST_BYTES."""
+    with _open_regular(path) as file:
+        text = file.read(MAX_MANIFEST_BYTES + 1)
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise OSError(errno.EFBIG, f"more than {MAX_MANIFEST_BYTES} bytes", str(path))
+    return text
+
+
+def _open_regular(path: Path) -> BufferedReader:
+    """A pipe would be waited for without end, and a device read without end: the repository's poll with it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")

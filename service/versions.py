@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import BundleError
-from service.manifest import MANIFEST, NAME, RESERVED
+from service.manifest import MANIFEST, NAME, RESERVED, manifest_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,5 +84,5 @@ def _fingerprint(folder: Path) -> str:
             digest.update(f"{entry.name}/{state.st_size}/{state.st_mtime_ns}\n".encode())
     manifest = folder / MANIFEST
     if manifest.exists():
-        digest.update(manifest.read_bytes())
+        digest.update(manifest_bytes(manifest))
     return digest.hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,33 @@ def test_only_exact_models_are_packed_unless_their_owner_accepts_the_drift(
     assert (limits.requests is None) == packed
     # Whoever accepts that neighbours change answers has not accepted that a request's own rows are torn apart.
     assert limits.divisible == (packed and certificate != "dependent")
+
+
+@pytest.mark.parametrize("file", [MANIFEST, "fp32.onnx"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.timeout(20)
+def test_what_is_no_regular_file_is_named_and_neither_waited_for_nor_read_without_end(
+    tmp_path: Path, file: str, kind: str
+) -> None:
+    path = write_bundle(tmp_path, "ffn", relu_ffn(8, 16)) / file
+    path.unlink()
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case _:
+            path.mkdir()
+    with pytest.raises(BundleError, match=rf"{file}.*(not a regular file|directory)"):
+        load(tmp_path)
+
+
+def test_a_manifest_without_end_is_refused_by_its_size(tmp_path: Path) -> None:
+    path = write_bundle(tmp_path, "ffn", relu_ffn(8, 16)) / MANIFEST
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)  # sparse
+    with pytest.raises(BundleError, match=r"manifest\.json: more than \d+ bytes"):
+        load(tmp_path)
 
 
 def test_a_model_runs_what_its_signature_says(tmp_path: Path) -> None:
