@@ -66,6 +66,7 @@ def options(
         typer.Option(help="dB to hold against torch: the worst matmuls get more bits, or stay float, until so"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of every random number", min=0)] = 0,
+    details: Annotated[bool, typer.Option(help="Measure layers, fusions and speed for the report, with plots")] = True,
     stages: Annotated[
         int, typer.Option(help="Cut the stack between layers into so many bundles more, for a pipeline", min=1)
     ] = 1,
@@ -98,6 +99,7 @@ def options(
         weight_method=weight_method,
         min_sqnr=min_sqnr,
         seed=seed,
+        details=details,
         stages=stages,
         external_above=0 if external_data else PROTOBUF_LIMIT,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from export.arithmetic import attention_flops, ffn_flops, hidden_bytes, overtakes_at, score_bytes, score_flops
 from export.bundle_folder import bundle_folder
+from export.details.document import REPORT_JSON, Details
 from export.report_console import console
 from service.errors import TokenslabError
 from service.manifest import Composition, Manifest, Variant, read_manifest
@@ -53,6 +55,9 @@ def register(app: typer.Typer) -> None:
                 out.print(_by_length(manifest, manifest.composition))
                 out.print(_overtakes(manifest))
         out.print(_variants(manifest))
+        details = folder / REPORT_JSON
+        if details.exists():
+            out.print(_stages(Details.model_validate_json(details.read_bytes())))
 
 
 def _facts(manifest: Manifest, total: int) -> Table:
@@ -114,6 +119,33 @@ def _by_length(manifest: Manifest, made: Composition) -> Table:
             _size(score_bytes(made, n)),
         )
     return table
+
+
+def _stages(details: Details) -> Table:
+    """By stage, over the layers: how wide values range, and where each precision loses most."""
+    if details.not_measured is not None:
+        return Table(title=f"Stages: not measured: {details.not_measured}", show_header=False)
+    precisions = sorted({precision for stage in details.stages for precision in stage.sqnr_db})
+    columns = ("stage", "largest magnitude", "outlier channels", "active hidden units")
+    table = Table(*columns, *(f"{p}: least SQNR" for p in precisions), title=f"Stages, {details.tokens:,} tokens")
+    for name in dict.fromkeys(stage.stage for stage in details.stages):
+        here = [stage for stage in details.stages if stage.stage == name]
+        active = [stage.active_share for stage in here if stage.active_share is not None]
+        table.add_row(
+            name,
+            f"{max(max(abs(stage.least), abs(stage.greatest)) for stage in here):.3g}",
+            str(sum(stage.outlier_channels for stage in here)),
+            f"{min(active):.1%} to {max(active):.1%}" if active else "-",
+            *(_least_sqnr([(s.sqnr_db[p], s.layer) for s in here if p in s.sqnr_db]) for p in precisions),
+        )
+    return table
+
+
+def _least_sqnr(found: Sequence[tuple[float, int | None]]) -> str:
+    if not found:
+        return "-"
+    least, layer = min(found, key=lambda each: each[0])
+    return f"{least:.1f} dB" + ("" if layer is None else f" (layer {layer})")
 
 
 def _overtakes(manifest: Manifest) -> str:

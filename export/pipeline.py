@@ -19,6 +19,11 @@ from export.adapters.registry import pack
 from export.blocks import longest_sequence
 from export.bundle import check_free, check_name, new_bundle
 from export.composition import composition
+from export.details.document import REPORT_JSON
+from export.details.fusion import broken
+from export.details.measure import measure_details
+from export.details.page import sections
+from export.details.plots import draw
 from export.errors import ExportError
 from export.experts import active_parameters, check_experts, expert_layers, expert_shares
 from export.floor import measure_speed
@@ -35,7 +40,7 @@ from export.report import report
 from export.routed import expert_loads
 from export.scan import check_weights
 from export.stages import check_stages_free, plan_parts, write_stages
-from export.variants import make_variants
+from export.variants import make_variants, tokens_to_measure
 from export.weights_file import PROTOBUF_LIMIT, empty_weights, move_out, release_weights, weight_bytes
 from service.manifest import MANIFEST, REFERENCE, REPORT, Manifest, Precision, file_sha256
 
@@ -63,6 +68,7 @@ class Options:
     plan: measure all precisions of its target, and keep the fastest within its bounds, with fp32; None: make
         `precisions`.
     seed: of every random input.
+    details: measure each layer's stages, what fused, and speed, for the report; takes seconds.
     stages: parts between layers that the stack is cut into, each a bundle of its own beside the whole; 1: none.
     external_above: bytes of weights beyond which they go into a file beside the ONNX file, and torch's copy is freed.
     """
@@ -81,6 +87,7 @@ class Options:
     weight_method: WeightMethod = "rtn"
     plan: Request | None = None
     seed: int = 0
+    details: bool = False
     stages: int = 1
     external_above: int = PROTOBUF_LIMIT
 
@@ -221,7 +228,11 @@ def export_packed(
             manifest = _planned(folder, manifest, options.plan, options.min_sqnr, refused or {})
         (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         bar = parity.fp32_bar(packed.depth or 1)
-        text = report(manifest, packed.proofs, fp32_bar=bar, bars_db=bars_db(options.min_sqnr))
+        pages: list[str] = []
+        if options.details:
+            progress("Measure layers, fusions and speed")
+            pages = _write_details(folder, manifest, packed, options, progress)
+        text = report(manifest, packed.proofs, fp32_bar=bar, bars_db=bars_db(options.min_sqnr), details=pages)
         (folder / REPORT).write_text(text, encoding="utf-8")
         if parts:
             write_stages(folder, manifest, parts, options, progress)
@@ -240,6 +251,17 @@ def _planned(
             for name in (variant.file, *(data.file for data in variant.data)):
                 (folder / name).unlink()
     return manifest.model_copy(update={"plan": plan, "variants": kept, "default_precision": plan.chosen})
+
+
+def _write_details(folder: Path, manifest: Manifest, packed: Packed, options: Options, progress: Progress) -> list[str]:
+    """`report.json` and the plots; the sections for `report.md`."""
+    made = [variant.precision for variant in manifest.variants]
+    details = measure_details(folder, manifest, tokens_to_measure(packed, options), made)
+    for variant in details.variants:
+        for warning in broken(variant.fusions):
+            progress(f"{variant.precision}: WARNING: not fused by ONNX Runtime: {warning}")
+    (folder / REPORT_JSON).write_text(details.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return list(sections(details, draw(details, folder)))
 
 
 def _qualified_name(module: nn.Module) -> str:

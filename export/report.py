@@ -5,13 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from export.markdown import table
 from service.manifest import SYNTHETIC, Manifest, Plan, Precision, Variant
 
 
 def report(
-    manifest: Manifest, proofs: Mapping[str, float], *, fp32_bar: float, bars_db: Mapping[Precision, float]
+    manifest: Manifest,
+    proofs: Mapping[str, float],
+    *,
+    fp32_bar: float,
+    bars_db: Mapping[Precision, float],
+    details: Sequence[str] = (),
 ) -> str:
-    """Render `manifest`, what was proved in float64 (largest relative errors), and the bars, as Markdown."""
+    """Render `manifest`, what was proved in float64 (largest relative errors), and the bars, as Markdown.
+
+    `details` are sections for its end.
+    """
     m = manifest
     facts = [
         ("kind", m.kind),
@@ -32,10 +41,10 @@ def report(
         *((f"made with {key}", value) for key, value in m.tools.items()),
         ("created", m.created),
     ]
-    parts = [f"# {m.name}, version {m.version}", _table(("", ""), facts)]
+    parts = [f"# {m.name}, version {m.version}", table(("", ""), facts)]
     if proofs:
         rows = [(name, f"{error:.1e}") for name, error in proofs.items()]
-        parts += ["## Proved in torch, float64", _table(("property", "largest relative error"), rows)]
+        parts += ["## Proved in torch, float64", table(("property", "largest relative error"), rows)]
     if m.plan is not None:
         parts += ["## Plan", _plan(m.plan)]
     parts += ["## Variants", _variants(m.variants)]
@@ -55,7 +64,7 @@ def report(
         parts.append(
             f"{variant.precision}: measured on {certificate.machine or 'an unnamed processor'} with {options}."
         )
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *details]) + "\n"
 
 
 def _plan(plan: Plan) -> str:
@@ -71,7 +80,7 @@ def _plan(plan: Plan) -> str:
     ]
     sizes = (f"us/token at {tokens:,}" for tokens in plan.tokens)
     measured = f"For {plan.target}, one thread's CPU time on {plan.machine}."
-    return f"{measured}\n\n{_table(('precision', *sizes, 'SQNR dB', 'drift', ''), rows)}"
+    return f"{measured}\n\n{table(('precision', *sizes, 'SQNR dB', 'drift', ''), rows)}"
 
 
 def _bars(variants: Sequence[Variant], bars_db: Mapping[Precision, float]) -> str:
@@ -103,7 +112,7 @@ def _variants(variants: Sequence[Variant]) -> str:
         )
         for v in variants
     ]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _experts(m: Manifest) -> list[str]:
@@ -135,10 +144,10 @@ def _experts(m: Manifest) -> list[str]:
     return [
         "## Experts",
         "Load on the parity inputs.",
-        _table(("layer", "entropy, bits", "share of the choices, expert by expert"), loads),
+        table(("layer", "entropy, bits", "share of the choices, expert by expert"), loads),
         "Parity counts tokens whose logits are further apart than the noise can turn around, at every router. Flipped "
         "tokens were sent to other experts than in float64:",
-        _table(header, rows),
+        table(header, rows),
     ]
 
 
@@ -161,7 +170,7 @@ def _quantized(variant: Variant) -> Iterator[str]:
         )
         for matmul in variant.matmuls
     ]
-    yield _table((f"{variant.precision}: weight", "form", "smoothing alpha", "SQNR dB, this matmul alone"), rows)
+    yield table((f"{variant.precision}: weight", "form", "smoothing alpha", "SQNR dB, this matmul alone"), rows)
 
 
 def _parity(variants: Sequence[Variant]) -> str:
@@ -178,7 +187,7 @@ def _parity(variants: Sequence[Variant]) -> str:
             parity = next((parity for parity in v.parity if tuple(parity.seq_lens) == shape), None)
             row += ["-", "-"] if parity is None else [f"{parity.relative_error:.2e}", f"{parity.sqnr_db:.1f}"]
         rows.append(row)
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _certificates(variants: Sequence[Variant]) -> str:
@@ -188,9 +197,4 @@ def _certificates(variants: Sequence[Variant]) -> str:
     rows.append(["rows compared", *(f"{v.certificate.rows:,}" for v in variants)])
     rows.append(["largest drift", *(f"{v.certificate.max_drift:.1e}" for v in variants)])
     rows.append(["**certificate**", *(f"**{v.certificate.kind}**" for v in variants)])
-    return _table(["comparison", *(v.precision for v in variants)], rows)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return table(["comparison", *(v.precision for v in variants)], rows)

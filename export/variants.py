@@ -143,6 +143,13 @@ def _calibration(packed: Packed, options: Options) -> Calibration | None:
     return synthetic_calibration(packed, seed=options.seed)
 
 
+def tokens_to_measure(packed: Packed, options: Options) -> Calibration:
+    """The user's own tokens where there are some, else synthetic ones: for figures that choose nothing."""
+    if options.calibrate is not None:
+        return read_calibration(options.calibrate, packed.kind, packed.d_in, packed.d_memory)
+    return synthetic_calibration(packed, seed=options.seed)
+
+
 def _run_float(graph: ir.Model, calibration: Calibration, folder: Path) -> Calibrated:
     lowered = graph.clone()
     lower(lowered, "cpu")

@@ -183,6 +183,10 @@ class Activations:
         finally:
             path.unlink(missing_ok=True)
 
+    def has(self, name: str) -> bool:
+        """Whether this value was asked for."""
+        return name in self._taps
+
     def rows(self, name: str) -> Float32:
         """The rows of one value, (n, K); n is 0 where no calibration token came by."""
         return self._fetch(name, beside=False)
