@@ -12,6 +12,7 @@ from export.details.document import Details, StageFigures
 ERROR: Final = "report-error.svg"
 RANGES: Final = "report-ranges.svg"
 ACTIVE: Final = "report-active.svg"
+UNHARMED_DB: Final = 80.0  # what no quantized matmul has touched yet is above it, and would flatten the rest
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 _STYLE: Final[Any] = {
     "svg.hashsalt": "tokenslab",
@@ -47,6 +48,7 @@ def _error(axes: Any, stages: Sequence[StageFigures], precisions: Sequence[Any])
     for colour, precision in zip(COLOURS, precisions, strict=False):
         points = [(at, s.sqnr_db[precision]) for at, s in enumerate(stages) if _finite(s.sqnr_db.get(precision))]
         axes.plot([at for at, _ in points], [db for _, db in points], "o-", ms=3, lw=1, color=colour, label=precision)
+    axes.set_ylim(top=min(UNHARMED_DB, axes.get_ylim()[1]))
     axes.set_ylabel("SQNR against float, dB")
     axes.legend(frameon=False)
 
@@ -66,7 +68,7 @@ def _ranges(axes: Any, stages: Sequence[StageFigures]) -> None:
     )
     axes.set_yscale("symlog", linthresh=1.0)
     axes.set_ylabel("activation")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
 
 
 def _active(axes: Any, stages: Sequence[StageFigures]) -> None:
