@@ -36,6 +36,13 @@ def test_the_stop_grace_of_compose_is_above_delay_and_limit() -> None:
         "docs/load-testing.md",
         "docs/console.md",
         "docs/scaling.md",
+        "docs/deployment.md",
+        "docs/faq.md",
+        "docs/measuring.md",
+        "docs/precision.md",
+        "docs/scheduling.md",
+        "docs/wire.md",
+        "SECURITY.md",
     ],
 )
 def test_every_make_target_and_linked_file_that_a_page_names_exists(page: str) -> None:

@@ -45,16 +45,37 @@ def points(graph: ir.Model) -> list[Point]:
 
 
 def _all(graph: ir.Graph) -> Iterator[Point]:
+    beside = _layers_beside(graph)
     for node in graph:
         weight = _initializer(node)
-        if node.op_type == "MatMul" and weight is not None and node.inputs[1] is weight:
-            yield from _of_matmul(node, weight)
-        elif node.op_type == "LayerNormalization" or (node.op_type == "Mul" and _is_norm(weight)):
-            name = None if weight is None else weight.name
+        if (multiplied := _weight_of(node)) is not None:
+            yield from _of_matmul(node, multiplied)
+        elif _gives_norm(node):
             width = None if weight is None or weight.shape is None else weight.shape[-1]
             if isinstance(width, int) and node.outputs[0].name:
-                # A norm without weights of its own shares those of another, and with them their layer.
-                yield Point(_layer(name), "norm", node.outputs[0].name, None, width)
+                yield Point(beside[node], "norm", node.outputs[0].name, None, width)
+
+
+def _layers_beside(graph: ir.Graph) -> dict[ir.Node, int | None]:
+    """The layer that each node stands in. Norms alike share their weights, and so a name that says another's layer.
+
+    Where norms go first in a layer, a node belongs to the matmul after it; else to the one before it.
+    """
+    nodes = list(graph)
+    matmuls = {no: weight for no, node in enumerate(nodes) if (weight := _weight_of(node)) is not None}
+    norms = [no for no, node in enumerate(nodes) if _gives_norm(node)]
+    norm_first = bool(matmuls and norms) and norms[0] < min(matmuls)
+    layers: dict[ir.Node, int | None] = {}
+    layer: int | None = None
+    for no in reversed(range(len(nodes))) if norm_first else range(len(nodes)):
+        layer = _layer(matmuls[no].name) if no in matmuls else layer
+        layers[nodes[no]] = layer
+    return layers
+
+
+def _weight_of(node: ir.Node) -> ir.Value | None:
+    weight = _initializer(node)
+    return weight if node.op_type == "MatMul" and weight is not None and node.inputs[1] is weight else None
 
 
 def _of_matmul(node: ir.Node, weight: ir.Value) -> Iterator[Point]:
@@ -88,8 +109,10 @@ def _initializer(node: ir.Node) -> ir.Value | None:
     return next((value for value in node.inputs if value is not None and value.is_initializer()), None)
 
 
-def _is_norm(weight: ir.Value | None) -> bool:
-    return weight is not None and "norm" in (weight.name or "").lower()
+def _gives_norm(node: ir.Node) -> bool:
+    weight = _initializer(node)
+    named = weight is not None and "norm" in (weight.name or "").lower()
+    return node.op_type == "LayerNormalization" or (node.op_type == "Mul" and named)
 
 
 def _layer(name: str | None) -> int | None:
