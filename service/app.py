@@ -130,7 +130,19 @@ class App:
             return
         finally:
             body.release()
-        await self.api(scope, receive, send)
+        begun = False
+
+        async def noting(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self.api(scope, receive, noting)
+        except asyncio.CancelledError:  # the drain limit is over: a load that has not ended, say
+            if begun:
+                raise
+            await refuse(Stopped("the service stopped before this request was answered"), body, send, closing=True)
 
     def _admit(self, scope: Scope) -> None:
         """Raise unless this request may ask what it asks; health is everyone's."""
