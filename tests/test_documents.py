@@ -1,4 +1,4 @@
-"""What wire.md, faq.md, measuring.md and CITATION.cff say is so."""
+"""What faq.md, measuring.md and CITATION.cff say is so."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from service import errors
-from service.errors import RequestError
 
 ROOT = Path(__file__).parents[1]
 FORMATTED = "…"
@@ -44,29 +42,6 @@ def test_every_error_that_the_faq_quotes_is_one_that_the_code_has(written: list[
         wanted = re.compile(".*".join(map(re.escape, pieces)), re.DOTALL)
         assert any(wanted.search(text) for text in written), quote
     assert not any("no such text is anywhere" in text for text in written)
-
-
-def test_the_table_of_errors_is_the_errors_themselves() -> None:
-    rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \|", (ROOT / "docs/wire.md").read_text(), re.MULTILINE)
-    faults = {
-        (str(fault.status), fault.reason)
-        for fault in vars(errors).values()
-        if isinstance(fault, type) and issubclass(fault, RequestError) and fault is not RequestError
-    }
-    assert set(rows) == faults
-    assert len(rows) == len(set(rows))
-    assert rows == sorted(rows, key=lambda row: int(row[0])), "in the order of their status"
-
-
-def test_every_route_that_the_page_names_is_one_of_the_service() -> None:
-    from service.app import create_app
-    from service.settings import Settings
-
-    known = set(create_app(Settings(models=ROOT / "models")).api.openapi()["paths"])
-    named = set(re.findall(r"`(?:GET|POST|PATCH)(?:, `PATCH)? (/v2[^`\[]*?)`", (ROOT / "docs/wire.md").read_text()))
-    plain = {path for path in named if "<" not in path}
-    assert {"/v2", "/v2/health/live", "/v2/health/ready", "/v2/repository/index"} <= plain
-    assert plain <= known
 
 
 def test_every_command_of_the_page_on_measuring_is_there() -> None:

@@ -60,6 +60,7 @@ def test_the_table_of_errors_is_that_of_the_code() -> None:
     }
     assert found == wanted
     assert len(cells("Errors")) == len(wanted)
+    assert cells("Errors") == sorted(cells("Errors"), key=lambda row: row[0]), "in the order of their status"
 
 
 def test_every_limit_of_the_page_is_a_setting_and_every_status_an_error() -> None:
