@@ -29,7 +29,7 @@ from service.cpu import cpu_quota
 from service.errors import TokenslabError
 from service.manifest import Precision
 
-PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
+PRECISIONS: Final[tuple[Precision, ...]] = tuple(name for name in get_args(Precision) if name not in ("fp16", "bf16"))
 
 
 def register(app: typer.Typer) -> None:

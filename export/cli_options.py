@@ -15,6 +15,7 @@ import typer
 
 from export.errors import ExportError
 from service.manifest import Precision
+from service.session import Provider
 
 if TYPE_CHECKING:
     from export.pipeline import Options
@@ -25,6 +26,10 @@ MakeOptions = Callable[[], "Options"]
 # `Precision` as an enumeration: typer takes no list of literals.
 AUTO: Final = "auto"
 Choice = StrEnum("Choice", {name.upper(): name for name in (*get_args(Precision), AUTO)})  # type: ignore[misc]
+
+ProviderChoice = StrEnum("ProviderChoice", {name.upper(): name for name in get_args(Provider)})  # type: ignore[misc]
+# What is made where no precision is named.
+_OF_PROVIDER: Final[dict[Provider, tuple[Precision, ...]]] = {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")}
 
 _CALIBRATION: Final = "Tokens to choose scales on: .npy (n, d) or (batch, n, d), .npz with tokens and seq_lens"
 _SYNTHETIC: Final = "Calibrate int8-static and GPTQ on random tokens, with a warning, where --calibrate is not given"
@@ -37,6 +42,10 @@ def options(
     precision: Annotated[
         list[Choice] | None,
         typer.Option(help="Repeatable (default: fp32 and int8); auto: the fastest within bounds, as measured here"),
+    ] = None,
+    provider: Annotated[
+        list[ProviderChoice] | None,
+        typer.Option(help="What the files are for; repeatable (default: cpu). Those for cuda are not run here"),
     ] = None,
     planned_for: Annotated[
         Literal["cpu", "cuda"] | None, typer.Option("--target", help="For auto: the provider (default: cpu)")
@@ -75,7 +84,7 @@ def options(
     ] = False,
 ) -> "Options":  # annotations are objects here: typer reads them, and this one is not there
     """The flags as `export.pipeline.Options`."""
-    from export.pipeline import PRECISIONS, Options
+    from export.pipeline import Options
     from export.weights_file import PROTOBUF_LIMIT
 
     chosen = [str(choice) for choice in precision or []]
@@ -84,11 +93,14 @@ def options(
         raise ExportError("--target, --tokens and --max-drift go with --precision auto")
     if plan is not None and len(chosen) > 1:
         raise ExportError("--precision auto chooses alone: name no other")
+    providers = tuple(cast(Provider, str(choice)) for choice in provider or [ProviderChoice("cpu")])
+    unnamed = tuple(dict.fromkeys(precision for one in providers for precision in _OF_PROVIDER[one]))
     return Options(
         name=name,
         models=models,
         version=version,
-        precisions=PRECISIONS if plan is not None or not chosen else cast(tuple[Precision, ...], tuple(chosen)),
+        precisions=unnamed if plan is not None or not chosen else cast(tuple[Precision, ...], tuple(chosen)),
+        providers=providers,
         plan=plan,
         default_precision=default_precision,
         overwrite=overwrite,

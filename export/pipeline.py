@@ -28,10 +28,11 @@ from export.errors import ExportError
 from export.experts import active_parameters, check_experts, expert_layers, expert_shares
 from export.floor import measure_speed
 from export.graph import to_graph, weight_flops, width_of_output
+from export.lowering.registry import Provider
 from export.packed import Packed
 from export.planner import SECONDS_A_WINDOW, Request, candidates, choose
 from export.precision import parameter_count
-from export.precisions import bars_db
+from export.precisions import RECIPES, bars_db, unsuited
 from export.quantization.block_forms import WeightMethod
 from export.quantization.static import CalibrationMethod
 from export.quantize import count_weight_matmuls
@@ -56,7 +57,8 @@ class Options:
 
     name: of the model, `[A-Za-z0-9][A-Za-z0-9._-]*`.
     models: the repository; the bundle is `<models>/<name>/<version>/`.
-    precisions: variants to make.
+    precisions: variants to make, each for those of `providers` that it goes with.
+    providers: that the files are for.
     default_precision: what `<name>` serves; None: int8 if it is made.
     overwrite: replace the version if it exists.
     allow_inexact: write variants whose certificate is not exact; the service will not pack those by default.
@@ -77,6 +79,7 @@ class Options:
     models: Path = Path("models")
     version: int = 1
     precisions: Sequence[Precision] = PRECISIONS
+    providers: Sequence[Provider] = ("cpu",)
     default_precision: Precision | None = None
     overwrite: bool = False
     allow_inexact: bool = False
@@ -95,6 +98,15 @@ class Options:
         """The precision that the bare name serves."""
         return self.default_precision or ("int8" if "int8" in self.precisions else self.precisions[0])
 
+    def variants(self) -> list[tuple[Precision, Provider]]:
+        """What is made, in the order of making."""
+        return [
+            (precision, provider)
+            for precision in sorted(self.precisions, key=list(RECIPES).index)
+            for provider in self.providers
+            if provider in RECIPES[precision].providers
+        ]
+
     def check(self) -> None:
         """Raise ExportError for what can be refused before any work."""
         check_name(self.name)
@@ -106,6 +118,15 @@ class Options:
             raise ExportError(f"precisions {list(self.precisions)}: expected one or more, each once")
         if self.default() not in self.precisions:
             raise ExportError(f"default precision {self.default()} is not among {', '.join(self.precisions)}")
+        if not self.providers or len(set(self.providers)) != len(self.providers):
+            raise ExportError(f"providers {list(self.providers)}: expected one or more, each once")
+        made = self.variants()
+        for precision in self.precisions:
+            if precision not in {made_precision for made_precision, _ in made}:
+                reasons = "; ".join(str(unsuited(precision, provider)) for provider in self.providers)
+                raise ExportError(f"{precision} is not made for {' or '.join(self.providers)}: {reasons}")
+        if "cuda" in self.providers and (self.plan is not None or self.stages > 1):
+            raise ExportError("provider cuda: neither plans nor stages are measured without CUDA")
         if not 0 <= self.external_above <= PROTOBUF_LIMIT:
             raise ExportError(f"external_above {self.external_above}: expected 0 to {PROTOBUF_LIMIT}, protobuf's limit")
         if self.min_sqnr is not None and not 0 < self.min_sqnr < math.inf:
@@ -229,7 +250,7 @@ def export_packed(
         (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         bar = parity.fp32_bar(packed.depth or 1)
         pages: list[str] = []
-        if options.details:
+        if options.details and "cpu" in {variant.provider for variant in variants}:
             progress("Measure layers, fusions and speed")
             pages = _write_details(folder, manifest, packed, options, progress)
         text = report(manifest, packed.proofs, fp32_bar=bar, bars_db=bars_db(options.min_sqnr), details=pages)
@@ -255,7 +276,8 @@ def _planned(
 
 def _write_details(folder: Path, manifest: Manifest, packed: Packed, options: Options, progress: Progress) -> list[str]:
     """`report.json` and the plots; the sections for `report.md`."""
-    made = [variant.precision for variant in manifest.variants]
+    here = [variant for variant in manifest.variants if variant.provider == "cpu"]
+    manifest, made = manifest.model_copy(update={"variants": here}), [variant.precision for variant in here]
     details = measure_details(folder, manifest, tokens_to_measure(packed, options), made)
     for variant in details.variants:
         for warning in broken(variant.fusions):

@@ -15,23 +15,18 @@ from rich.table import Table
 from export.certify import machine
 from export.errors import ExportError
 from export.lowering.registry import Provider
-from export.precisions import RECIPES
+from export.precisions import RECIPES, UNSUITED
 from service.manifest import Candidate, Plan, Precision, Speed, Variant
 
 SECONDS_A_WINDOW: Final = 2.0  # of one thread's CPU time, for all candidates and their floors
 
 _LOSERS: Final[Mapping[Provider, Mapping[str, str]]] = {
     "cpu": {
-        "fp16": "the CPU provider has few float16 kernels and casts to float32 around the rest: slower than fp32",
-        "bf16": "the CPU provider has no bfloat16 matmul",
+        **UNSUITED["cpu"],
         "int8, saturating": "uint8 x int8 with 8-bit weights adds pairs in 16 bits without VNNI: SQNR of about 14 dB",
         "int8, one scale for all rows": "quantize_dynamic: an answer depends on its neighbours",
     },
-    "cuda": {
-        "int8": "integer matmuls have no fast kernel on CUDA",
-        "int8-fast": "integer matmuls have no fast kernel on CUDA",
-        "int8-static": "QDQ runs in float on CUDA, between roundings: slower than fp32",
-    },
+    "cuda": UNSUITED["cuda"],
 }
 
 
@@ -51,7 +46,9 @@ class Request:
     def check(self) -> None:
         """Raise ExportError for what can be refused before any work."""
         if self.target == "cuda":
-            raise ExportError("--target cuda: plans are measured, and no precision of this release is made for CUDA")
+            raise ExportError(
+                "--target cuda: plans are measured by CPU time; name precisions for --provider cuda instead"
+            )
         if not self.tokens or min(self.tokens) < 1:
             raise ExportError(f"--tokens {','.join(map(str, self.tokens))}: expected window sizes of at least 1")
         if not 0 <= self.max_drift < math.inf:
@@ -63,7 +60,7 @@ def candidates(request: Request, *, calibrated: bool) -> tuple[list[Precision], 
     refused = dict(_LOSERS[request.target])
     chosen: list[Precision] = []
     for precision, recipe in RECIPES.items():
-        if recipe.provider != request.target or precision in refused:
+        if request.target not in recipe.providers or precision in refused:
             continue
         if recipe.calibration == "own" and not calibrated:
             refused[precision] = "needs --calibrate, for its ranges are fixed"

@@ -12,6 +12,7 @@ from typing import Final, Generic, Literal, Protocol
 
 import onnx_ir as ir
 
+from export.half import Half, HalfPrecision
 from export.lowering.registry import Provider
 from export.quantization.block_forms import BlockForm, WeightMethod
 from export.quantization.calibration import Activations
@@ -150,18 +151,27 @@ def _static(model: ir.Model, choices: Choices) -> Candidates:
     return Ladder(quantizer, (STATIC, None))
 
 
+def half(precision: HalfPrecision) -> Transform:
+    """Matmuls and what lies between them in half, but for what float16 could not hold."""
+
+    def transform(model: ir.Model, choices: Choices) -> Candidates:
+        return Half(model, precision, None if choices.calibrated is None else choices.calibrated.activations)
+
+    return transform
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a precision is made.
 
-    provider: that runs it.
+    providers: that run it.
     transform: of the float graph.
     calibration: what the transform chooses by: nothing; activations, synthetic ones if need be ("any"); those of the
         user's own tokens ("own"), or these with GPTQ alone ("gptq").
     sqnr_db: what its output must hold against torch; None: float32's bar on the relative error.
     """
 
-    provider: Provider
+    providers: tuple[Provider, ...]
     transform: Transform
     calibration: Literal["none", "any", "own", "gptq"] = "none"
     sqnr_db: float | None = None
@@ -181,20 +191,42 @@ INT8_SQNR_DB: Final = 20.0
 STATIC_SQNR_DB: Final = 15.0
 W8_SQNR_DB: Final = 30.0
 W4_SQNR_DB: Final = 12.0
+# Roundings to 11 and 8 significant bits: about 74 and 56 dB each, and a layer has a dozen.
+FP16_SQNR_DB: Final = 50.0
+BF16_SQNR_DB: Final = 30.0
 
 # Level 4 is the exact one for 8 bits, and level 0 unpacks all weights in each run. 4 bits are exact at neither, and
 # level 0 is as accurate, faster beyond a few rows, and keeps NaN.
 _W8: Final = BlockForm(8, level=4)
 _W4: Final = BlockForm(4, level=0)
 
-RECIPES: Final[Mapping[Precision, Recipe]] = {
-    "fp32": Recipe("cpu", lambda model, _: AsItIs(model)),
-    "int8": Recipe("cpu", integer(EIGHT_BIT, None), "any", INT8_SQNR_DB),
-    "int8-fast": Recipe("cpu", integer(SEVEN_BIT, EIGHT_BIT, None), "any", INT8_SQNR_DB),
-    "int8-static": Recipe("cpu", _static, "own", STATIC_SQNR_DB),
-    "w8": Recipe("cpu", weight_only("w8", _W8, None), "gptq", W8_SQNR_DB),
-    "w4": Recipe("cpu", weight_only("w4", _W4, _W8, None), "gptq", W4_SQNR_DB),
+UNSUITED: Final[Mapping[Provider, Mapping[str, str]]] = {
+    "cpu": {
+        "fp16": "the CPU provider has few float16 kernels and casts to float32 around the rest: slower than fp32",
+        "bf16": "the CPU provider has no bfloat16 matmul",
+    },
+    "cuda": {
+        "int8": "integer matmuls have no fast kernel on CUDA",
+        "int8-fast": "integer matmuls have no fast kernel on CUDA",
+        "int8-static": "QDQ runs in float on CUDA, between roundings: slower than fp32",
+    },
 }
+
+RECIPES: Final[Mapping[Precision, Recipe]] = {
+    "fp32": Recipe(("cpu", "cuda"), lambda model, _: AsItIs(model)),
+    "fp16": Recipe(("cuda",), half("fp16"), "any", FP16_SQNR_DB),
+    "bf16": Recipe(("cuda",), half("bf16"), sqnr_db=BF16_SQNR_DB),
+    "int8": Recipe(("cpu",), integer(EIGHT_BIT, None), "any", INT8_SQNR_DB),
+    "int8-fast": Recipe(("cpu",), integer(SEVEN_BIT, EIGHT_BIT, None), "any", INT8_SQNR_DB),
+    "int8-static": Recipe(("cpu",), _static, "own", STATIC_SQNR_DB),
+    "w8": Recipe(("cpu", "cuda"), weight_only("w8", _W8, None), "gptq", W8_SQNR_DB),
+    "w4": Recipe(("cpu", "cuda"), weight_only("w4", _W4, _W8, None), "gptq", W4_SQNR_DB),
+}
+
+
+def unsuited(precision: Precision, provider: Provider) -> str | None:
+    """Why `precision` is not made for `provider`; None: it is."""
+    return None if provider in RECIPES[precision].providers else UNSUITED[provider][precision]
 
 
 def bars_db(min_sqnr: float | None) -> Mapping[Precision, float]:

@@ -60,6 +60,12 @@ def report(
     ]
     for variant in m.variants:
         certificate = variant.certificate
+        if certificate.kind == "unmeasured":
+            parts.append(
+                f"{variant.file}: not run yet. Its figures are of a stand-in on the CPU, which rounds to the "
+                f"file's types; `tokenslab verify --provider {variant.provider} --write` measures it there."
+            )
+            continue
         options = ", ".join(f"{key}={value}" for key, value in certificate.session.items())
         parts.append(
             f"{variant.precision}: measured on {certificate.machine or 'an unnamed processor'} with {options}."
@@ -107,8 +113,8 @@ def _variants(variants: Sequence[Variant]) -> str:
             f"{v.total_bytes:,}",
             str(v.quantized_matmuls),
             str(v.float_matmuls),
-            f"{max(row.relative_error for row in v.parity):.2e}",
-            f"{min(row.sqnr_db for row in v.parity):.1f}",
+            f"{max(row.relative_error for row in v.stated_parity):.2e}",
+            f"{min(row.sqnr_db for row in v.stated_parity):.1f}",
         )
         for v in variants
     ]
@@ -156,11 +162,14 @@ def _quantized(variant: Variant) -> Iterator[str]:
     if variant.calibration is not None:
         known = not variant.calibration.startswith(SYNTHETIC)
         warning = "" if known else " **Not what the model meets: export with --calibrate and tokens of your own.**"
-        yield f"{variant.precision}: scales were chosen on {variant.calibration}.{warning}"
+        chosen = "ranges were measured" if variant.precision == "fp16" else "scales were chosen"
+        yield f"{variant.precision}: {chosen} on {variant.calibration}.{warning}"
     if not variant.matmuls:
         return
     if kept := [matmul.weight for matmul in variant.matmuls if matmul.form == "float32"]:
-        yield f"{variant.precision}: these weight matmuls stay float to hold the error budget: {', '.join(kept)}."
+        in_half = variant.precision == "fp16"
+        why = "because float16 could not hold their numbers" if in_half else "to hold the error budget"
+        yield f"{variant.precision}: these weight matmuls stay float {why}: {', '.join(kept)}."
     rows = [
         (
             matmul.weight,
@@ -176,18 +185,22 @@ def _quantized(variant: Variant) -> Iterator[str]:
 def _parity(variants: Sequence[Variant]) -> str:
     header = ["sequence lengths"]
     for v in variants:
-        header += [f"{v.precision} relative error", f"{v.precision} SQNR dB"]
+        header += [f"{_label(v)} relative error", f"{_label(v)} SQNR dB"]
     rows = []
-    shapes = {tuple(parity.seq_lens): parity.memory_seq_lens for v in variants for parity in v.parity}
+    shapes = {tuple(parity.seq_lens): parity.memory_seq_lens for v in variants for parity in v.stated_parity}
     for shape, memory_seq_lens in shapes.items():
         row = [" ".join(map(str, shape))]
         if memory_seq_lens is not None:
             row[0] += f"; memory {' '.join(map(str, memory_seq_lens))}"
         for v in variants:  # without a routing margin there is no figure
-            parity = next((parity for parity in v.parity if tuple(parity.seq_lens) == shape), None)
+            parity = next((parity for parity in v.stated_parity if tuple(parity.seq_lens) == shape), None)
             row += ["-", "-"] if parity is None else [f"{parity.relative_error:.2e}", f"{parity.sqnr_db:.1f}"]
         rows.append(row)
     return table(header, rows)
+
+
+def _label(variant: Variant) -> str:
+    return variant.precision if variant.provider == "cpu" else f"{variant.precision} for {variant.provider}"
 
 
 def _certificates(variants: Sequence[Variant]) -> str:
@@ -197,4 +210,4 @@ def _certificates(variants: Sequence[Variant]) -> str:
     rows.append(["rows compared", *(f"{v.certificate.rows:,}" for v in variants)])
     rows.append(["largest drift", *(f"{v.certificate.max_drift:.1e}" for v in variants)])
     rows.append(["**certificate**", *(f"**{v.certificate.kind}**" for v in variants)])
-    return table(["comparison", *(v.precision for v in variants)], rows)
+    return table(["comparison", *(_label(v) for v in variants)], rows)

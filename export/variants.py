@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import onnx_ir as ir
 import onnxruntime as ort
@@ -15,7 +15,9 @@ from export.blocks import longest_sequence
 from export.certify import certify, check_position_wise, runner
 from export.errors import ExportError, ProofError
 from export.graph import width_of_output
+from export.half import scanned_widths
 from export.lowering import lower
+from export.lowering.registry import Provider
 from export.packed import Packed
 from export.places import place_dependent
 from export.precisions import RECIPES, Calibrated, Candidates, Choices
@@ -25,6 +27,7 @@ from export.quantize import count_quantized_matmuls, count_weight_matmuls
 from export.reference import Case
 from export.routing_noise import measure_routing
 from export.shapes import Inputs, torture
+from export.stand_in import UNMEASURED, check_resolves, stand_in
 from export.weights_file import data_file, forget, save
 from service.cpu import cpu_quota
 from service.manifest import Certificate, DataFile, Parity, Precision, Routing, Variant, WeightMatmul, file_sha256
@@ -34,9 +37,12 @@ if TYPE_CHECKING:
     from export.pipeline import Options
 
 
+_FLOAT: Final[tuple[Precision, Provider]] = ("fp32", "cpu")
+
+
 @dataclass(frozen=True)
 class _Written:
-    """A candidate in its file, measured against torch."""
+    """A candidate in its file, measured against torch, or its stand-in for the CPU was, and `session` is that one's."""
 
     path: Path
     beside: list[Path]
@@ -58,6 +64,8 @@ def make_variants(
 ) -> list[Variant]:
     """Make and prove each variant in `folder`. The float file is always made: int8 is held against its NaN rows.
 
+    What is for CUDA is held against torch by its stand-in, and gets the certificate `unmeasured`.
+
     With `refused`, a precision that cannot be made is noted there with the reason, and the others are made.
 
     Raises:
@@ -68,41 +76,48 @@ def make_variants(
     fp32: ort.InferenceSession | None = None
     calibration = _calibration(packed, options)
     calibrated: Calibrated | None = None
-    for precision in sorted({"fp32", *options.precisions}, key=list(RECIPES).index):
+    wanted = options.variants()
+    for precision, provider in [*([] if ("fp32", "cpu") in wanted else [_FLOAT]), *wanted]:
         recipe = RECIPES[precision]
         is_calibrated = recipe.is_calibrated(options.weight_method)
         if is_calibrated and calibrated is None and calibration is not None:
             warning = " (WARNING: not what the model meets; --calibrate takes yours)" if calibration.synthetic else ""
             progress(f"Calibrate on {calibration.source}{warning}")
-            calibrated = _run_float(graph, calibration, folder)
-        progress(f"{precision}: write the graph, compare with torch, certify")
+            calibrated = _run_float(graph, calibration, folder, scanned="fp16" in options.precisions)
+        proof = (
+            "certify" if provider == "cpu" else "on the CPU in its stead; tokenslab verify --write certifies on CUDA"
+        )
+        progress(f"{precision} for {provider}: write the graph, compare with torch, {proof}")
         try:
             chosen = calibrated if is_calibrated else None
             choices = Choices(chosen, options.calibration_method, options.weight_method)
             candidates = recipe.transform(graph, choices)
-            written = _within_budget(precision, graph, candidates, cases, packed.depth or 1, options, folder)
-            certificate = certificate_of(precision, written.path, written.session, packed, options, fp32)
-            try_shapes(written.session, width_of_output(written.model), packed, certificate, options.seed)
+            written = _within_budget(precision, provider, graph, candidates, cases, packed.depth or 1, options, folder)
+            certificate = UNMEASURED
+            if provider == "cpu":
+                certificate = certificate_of(precision, written.path, written.session, packed, options, fp32)
+                try_shapes(written.session, width_of_output(written.model), packed, certificate, options.seed)
         except ExportError as cause:
             if refused is not None and precision != "fp32":
                 refused[precision] = str(cause).removeprefix(f"{precision}: ")
-                for path in folder.glob(f"{precision}-{recipe.provider}.onnx*"):
+                for path in folder.glob(f"{precision}-{provider}.onnx*"):
                     path.unlink()
                 continue
             if isinstance(cause, ProofError):
                 raise ProofError(f"{precision}: {cause}") from cause
             raise
-        if precision == "fp32":
+        if (precision, provider) == _FLOAT:
             fp32 = written.session
-        if precision not in options.precisions:
+        if (precision, provider) not in wanted:
             written.path.unlink()
             continue  # its data file stays until the others have read it
         if kept := [matmul.weight for matmul in written.matmuls if matmul.form == "float32"]:
-            progress(f"{precision}: {len(kept)} weight matmuls stay float within the budget: {', '.join(kept)}")
+            why = "beyond float16's range" if precision == "fp16" else "within the budget"
+            progress(f"{precision}: {len(kept)} weight matmuls stay float, {why}: {', '.join(kept)}")
         made.append(
             Variant(
                 precision=precision,
-                provider=recipe.provider,
+                provider=provider,
                 file=written.path.name,
                 sha256=file_sha256(written.path),
                 bytes=written.path.stat().st_size,
@@ -114,13 +129,16 @@ def make_variants(
                 float_matmuls=count_weight_matmuls(written.model),
                 calibration=calibration.source if is_calibrated and calibration is not None else None,
                 matmuls=written.matmuls,
-                parity=written.parity,
+                parity=written.parity if provider == "cpu" else [],
+                stand_in=[] if provider == "cpu" else written.parity,
                 routing=written.routing,
                 certificate=certificate,
             )
         )
-    if "fp32" not in options.precisions:
+    if ("fp32", "cpu") not in wanted:
         data_file(folder / "fp32-cpu.onnx").unlink(missing_ok=True)
+    for left in folder.glob("stand-in.onnx*"):
+        left.unlink()
     return made
 
 
@@ -150,16 +168,19 @@ def tokens_to_measure(packed: Packed, options: Options) -> Calibration:
     return synthetic_calibration(packed, seed=options.seed)
 
 
-def _run_float(graph: ir.Model, calibration: Calibration, folder: Path) -> Calibrated:
+def _run_float(graph: ir.Model, calibration: Calibration, folder: Path, *, scanned: bool) -> Calibrated:
     lowered = graph.clone()
     lower(lowered, "cpu")
-    widths, path = activation_widths(graph.graph), folder / "calibration.onnx"
+    widths, path = dict(activation_widths(graph.graph)), folder / "calibration.onnx"
+    if scanned:
+        widths |= scanned_widths(graph)
     activations = Activations(lowered, widths, calibration.feeds, path, calibration.beside)
     return Calibrated(activations, trusted=not calibration.synthetic)
 
 
 def _within_budget(
     precision: Precision,
+    provider: Provider,
     graph: ir.Model,
     candidates: Candidates,
     cases: Sequence[Case],
@@ -172,15 +193,20 @@ def _within_budget(
     Matmuls stay float only for an SQNR that the user asks for.
     """
     recipe = RECIPES[precision]
-    path = folder / f"{precision}-{recipe.provider}.onnx"
+    path = folder / f"{precision}-{provider}.onnx"
 
     def written(step: int) -> _Written:
         model = candidates.build(step)
-        lower(model, recipe.provider)
+        runs = model if provider == "cpu" else stand_in(model)
+        lower(model, provider)
         forget(graph)
         beside = save(model, path, external_above=options.external_above)
-        session = open_session(path, recipe.provider, cpu_quota())
-        routing = measure_routing(model, cases, folder, ir.save)
+        if runs is model:
+            session = open_session(path, provider, cpu_quota())
+        else:
+            check_resolves(path)
+            session = _open_stand_in(runs, folder, options)
+        routing = measure_routing(runs, cases, folder, ir.save)
         rows = parity.measure(session, cases, routing)
         return _Written(path, beside, model, session, rows, routing, candidates.matmuls(step))
 
@@ -203,6 +229,16 @@ def _within_budget(
             raise ProofError(f"every weight matmul would have to stay float to hold {bar:g} dB of SQNR")
     parity.check(found.parity, depth, bar)
     return found
+
+
+def _open_stand_in(runs: ir.Model, folder: Path, options: Options) -> ort.InferenceSession:
+    lower(runs, "cpu")
+    path = folder / "stand-in.onnx"
+    beside = save(runs, path, external_above=options.external_above)
+    session = open_session(path, "cpu", cpu_quota())
+    if not beside:  # else it is mapped into memory, and named in the copies of routing
+        path.unlink()
+    return session
 
 
 def try_shapes(session: ort.InferenceSession, d_out: int, packed: Packed, certificate: Certificate, seed: int) -> None:
@@ -238,7 +274,7 @@ def certificate_of(
         facts=session_facts(threads),
         quantized=precision != "fp32",
         fp32=fp32,
-        other_threads=open_session(path, RECIPES[precision].provider, 1 if threads > 1 else 2),
+        other_threads=open_session(path, "cpu", 1 if threads > 1 else 2),
     )
     if places := place_dependent(path):
         check = f"a value has the same bits wherever it lies ({', '.join(places)})"

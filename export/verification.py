@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
-import numpy as np
 import onnxruntime as ort
 import typer
 from rich.table import Table
@@ -22,14 +21,13 @@ from rich.text import Text
 from export.bundle_folder import bundle_folder
 from export.certify import AS_FP32, NO_NUMBERS, Comparison, check_position_wise, compare, conclude, runner
 from export.errors import ProofError
+from export.recording import parity_errors, record
 from export.reference import Case, read_references
-from export.relative_error import relative_error
 from export.report_console import console
-from export.routed import with_margin
 from export.shapes import Inputs, torture
 from service.cpu import cpu_quota
 from service.errors import BundleError, TokenslabError
-from service.manifest import REFERENCE, Certificate, Kind, Manifest, Variant, check_file, read_manifest
+from service.manifest import MANIFEST, REFERENCE, Certificate, Kind, Manifest, Variant, check_file, read_manifest
 from service.session import Provider, open_session, session_facts
 
 # Another processor may round otherwise: twice the recorded error, or what one float32 FFN or block may have.
@@ -61,6 +59,9 @@ def register(app: typer.Typer) -> None:
             int | None, typer.Option(min=1, help="ONNX Runtime threads (default: the CPU quota)")
         ] = None,
         seed: Annotated[int, typer.Option(min=0, help="Seed of the random rows; another one tries others")] = 0,
+        write: Annotated[
+            bool, typer.Option("--write", help="If all holds, put what was measured here into the manifest")
+        ] = False,
     ) -> None:
         """Measure a bundle again, on this machine, without torch: parity, certificate, windows of awkward shapes."""
         try:
@@ -81,6 +82,13 @@ def register(app: typer.Typer) -> None:
                 err=True,
             )
             raise typer.Exit(1)
+        if write:
+            try:
+                kinds = record(folder, provider, threads or cpu_quota(), seed)
+            except TokenslabError as error:
+                typer.echo(f"tokenslab verify: {error}", err=True)
+                raise typer.Exit(1) from None
+            console().print(f"{folder / MANIFEST} states it: {', '.join(f'{p} {kind}' for p, kind in kinds.items())}")
 
 
 def verify_bundle(folder: Path, provider: Provider, threads: int, seed: int) -> Iterator[Finding]:
@@ -117,27 +125,15 @@ def verify_bundle(folder: Path, provider: Provider, threads: int, seed: int) -> 
 def _parity(
     variant: Variant, path: Path, session: ort.InferenceSession, kind: Kind, cases: list[Case]
 ) -> Iterator[Finding]:
-    run = runner(session)
-    recorded = {tuple(parity.seq_lens): parity.relative_error for parity in variant.parity}
+    recorded = {tuple(parity.seq_lens): parity.relative_error for parity in variant.stated_parity}
     errors, claims, failure = [], [], None
-    for case in cases:
+    for case, error in parity_errors(variant, path, session, kind, cases):
         lengths = ", ".join(map(str, case.seq_lens))
-        if len(case.routed) != len(variant.routing):
-            raise BundleError(
-                f"{path}: the manifest describes {len(variant.routing)} routers, {REFERENCE} has {len(case.routed)}"
-            )
-        kept = with_margin(case.routed, variant.routing, len(case.tokens))
-        if not kept.any():  # no token of these has a routing margin: nothing was recorded
-            continue
         if case.seq_lens not in recorded:
             raise BundleError(
                 f"{path}: the manifest has no parity figure for {REFERENCE}'s sequences of {lengths} tokens"
             )
         claim = recorded[case.seq_lens]
-        out = run(case.tokens, np.array(case.seq_lens, np.int64) if kind == "sequence" else None, case.memory)
-        if out.shape != case.reference.shape:
-            raise BundleError(f"{path}: out is {out.shape} for {lengths} tokens, expected {case.reference.shape}")
-        error = relative_error(out[kept], case.reference[kept])
         limit = max(_SLACK * claim, _FP32_ERROR)
         errors.append(error)
         claims.append(claim)
@@ -198,20 +194,23 @@ def _certificate(
         before = "holds" if recorded.checks[name] else "differs"
         yield Finding(variant.precision, f"{name}{why}", "not repeated", before, repeated=False)
     found = conclude(comparisons, session_facts(threads))
-    order = ["exact", "tolerance", "dependent"]
+    order = ["exact", "tolerance", "dependent", "unmeasured"]
     worse = order.index(found.kind) > order.index(recorded.kind)
     yield Finding(
         precision=variant.precision,
         check="certificate",
         here=found.kind if found.kind == "exact" else f"{found.kind}, drift {found.max_drift:.2e}",
-        recorded=recorded.kind if recorded.kind == "exact" else f"{recorded.kind}, drift {recorded.max_drift:.2e}",
+        recorded=recorded.kind
+        if recorded.kind in ("exact", "unmeasured")
+        else f"{recorded.kind}, drift {recorded.max_drift:.2e}",
         failure=f"recorded as {recorded.kind}, {found.kind} on {found.machine}" if worse else None,
     )
 
 
 def _shapes(variant: Variant, manifest: Manifest, session: ort.InferenceSession, seed: int) -> Iterator[Finding]:
     """Every shape that could break a file."""
-    for tried in torture(runner(session), Inputs.of(manifest), variant.certificate.kind, seed):
+    kind = variant.certificate.kind
+    for tried in torture(runner(session), Inputs.of(manifest), "dependent" if kind == "unmeasured" else kind, seed):
         failed = tried.counter_example
         check = f"shape: {tried.shape.name} ({tried.shape.tokens} tokens)"
         yield Finding(variant.precision, check, "holds" if failed is None else "differs", "", failed)

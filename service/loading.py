@@ -145,8 +145,9 @@ def _check_room(path: Path, needed: float, taken: int, settings: Settings) -> No
 
 def _limits(manifest: Manifest, variant: Variant, settings: Settings) -> Limits:
     kind = variant.certificate.kind
-    accepted = {"tolerance": settings.pack_tolerance, "dependent": settings.pack_dependent}
-    packed = settings.windows and (kind == "exact" or manifest.name in accepted[kind])
+    # Nobody can accept what nobody has measured.
+    accepted = {"tolerance": settings.pack_tolerance, "dependent": settings.pack_dependent}.get(kind, frozenset())
+    packed = settings.windows and (kind == "exact" or manifest.name in accepted)
     return Limits(
         settings.max_window_tokens,
         requests=None if packed else 1,

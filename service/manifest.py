@@ -28,12 +28,19 @@ RESERVED: Final = frozenset({"stats"})  # GET /v2/models/stats is the protocol's
 
 SYNTHETIC: Final = "synthetic: "  # how the name of a calibration begins that is not the user's own tokens
 
-Precision = Literal["fp32", "int8", "int8-fast", "int8-static", "w8", "w4"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int8-fast", "int8-static", "w8", "w4"]
 MatmulForm = Literal[
-    "uint8 x uint8", "uint8 x int8", "static uint8 x uint8", "8-bit weights", "4-bit weights", "float32"
+    "uint8 x uint8",
+    "uint8 x int8",
+    "static uint8 x uint8",
+    "8-bit weights",
+    "4-bit weights",
+    "float16",
+    "bfloat16",
+    "float32",
 ]
 Kind = Literal["position-wise", "sequence"]
-CertificateKind = Literal["exact", "tolerance", "dependent"]
+CertificateKind = Literal["exact", "tolerance", "dependent", "unmeasured"]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -52,14 +59,20 @@ class Parity(Strict):
 
 
 class Certificate(Strict):
-    """Measured evidence that a token's result does not depend on its batch neighbours."""
+    """Measured evidence that a token's result does not depend on its batch neighbours; `unmeasured`: there is none."""
 
     kind: CertificateKind
     max_drift: float = Field(ge=0, description="largest |alone - batched| seen over finite outputs, 0 when exact")
-    rows: int = Field(ge=1, description="rows compared")
+    rows: int = Field(ge=0, description="rows compared; 0 where nothing was measured")
     checks: dict[str, bool] = Field(description="name of each comparison -> whether it held bit for bit")
     session: dict[str, str] = Field(description="session options and ONNX Runtime version it was measured with")
     machine: str = Field(description="processor it was measured on")
+
+    @model_validator(mode="after")
+    def _measured(self) -> Certificate:
+        if (self.kind == "unmeasured") != (self.rows == 0):
+            raise ValueError(f"rows: {self.rows} rows compared, and the certificate is {self.kind!r}")
+        return self
 
 
 class Routing(Strict):
@@ -130,10 +143,25 @@ class Variant(Strict):
     float_matmuls: int = Field(ge=0, description="weight matmuls left in float")
     calibration: str | None = Field(default=None, description="tokens that the scales were chosen on; null: none were")
     matmuls: list[WeightMatmul] = Field(default=[], description="of a quantized variant, in the graph's order")
-    parity: list[Parity] = Field(min_length=1)
+    parity: list[Parity] = Field(description="measured with this file; empty where its certificate is `unmeasured`")
+    stand_in: list[Parity] = Field(
+        default=[],
+        description="the same on the CPU, in float32 between roundings to the file's types; empty: not needed",
+    )
     routing: list[Routing] = Field(default=[], description="one for each layer of experts, in the order they run")
     certificate: Certificate
     speed: list[Speed] = Field(default=[], description="on the certificate's machine, where it was measured")
+
+    @model_validator(mode="after")
+    def _has_parity(self) -> Variant:
+        if not (self.parity or (self.stand_in and self.certificate.kind == "unmeasured")):
+            raise ValueError("parity: no figure, though the variant was measured")
+        return self
+
+    @property
+    def stated_parity(self) -> list[Parity]:
+        """What is known of its accuracy: measured with the file, or else with its stand-in."""
+        return self.parity or self.stand_in
 
     @property
     def total_bytes(self) -> int:

@@ -19,6 +19,9 @@ Provider = Literal["cpu", "cuda"]
 
 PROVIDERS: Final[dict[Provider, str]] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
+# TF32 has 11 significant bits: a float32 matmul in it is no float32 matmul.
+_PROVIDER_OPTIONS: Final[dict[Provider, dict[str, str]]] = {"cpu": {}, "cuda": {"use_tf32": "0"}}
+
 # Spinning workers would take the core of the event loop between two windows.
 SESSION_CONFIG: Final[dict[str, str]] = {"session.intra_op.allow_spinning": "0"}
 
@@ -50,7 +53,9 @@ def open_session(path: Path, provider: Provider, threads: int) -> ort.InferenceS
         raise ProviderError(f"provider {provider!r} needs {wanted}; this ONNX Runtime has {', '.join(available)}")
     try:
         # By absolute path: external data breaks with bytes or another working directory (microsoft/onnxruntime #6696).
-        session = ort.InferenceSession(str(path.resolve()), session_options(threads), providers=[wanted])
+        session = ort.InferenceSession(
+            str(path.resolve()), session_options(threads), providers=[(wanted, _PROVIDER_OPTIONS[provider])]
+        )
     except Exception as cause:
         raise BundleError(f"{path}: ONNX Runtime cannot load it: {cause}") from cause
     got = session.get_providers()

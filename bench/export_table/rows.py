@@ -19,9 +19,12 @@ from export.errors import ExportError
 from export.floor import measure_speed
 from export.packed import Packed
 from export.pipeline import Options, export_packed
+from export.precisions import RECIPES
 from service.manifest import Precision, Speed, Variant, read_manifest
 
-PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
+PRECISIONS: Final[tuple[Precision, ...]] = tuple(
+    name for name in get_args(Precision) if "cpu" in RECIPES[name].providers
+)
 
 # Speed over that of the precision's own bare matmuls, at every window, where `Architecture.held_to_floor`.
 FLOOR_BARS: Final[Mapping[str, float]] = {"int8": 0.85, "int8-fast": 0.8}

@@ -286,6 +286,18 @@ def test_a_manifest_without_end_is_refused_by_its_size(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_an_unmeasured_model_is_never_packed(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path, "ffn", relu_ffn(8, 16))
+    state = json.loads((folder / MANIFEST).read_text())
+    for variant in state["variants"]:
+        variant["certificate"] |= {"kind": "unmeasured", "rows": 0, "checks": {}}
+        variant["stand_in"], variant["parity"] = variant["parity"], []
+    (folder / MANIFEST).write_text(json.dumps(state))
+    accepted = {"pack_tolerance": frozenset({"ffn"}), "pack_dependent": frozenset({"ffn"})}
+    model = load(tmp_path, **accepted).get("ffn")
+    assert (model.certificate.kind, model.limits.requests, model.limits.divisible) == ("unmeasured", 1, False)
+
+
 def test_a_model_runs_what_its_signature_says(tmp_path: Path) -> None:
     write_bundle(tmp_path, "mean", sequence_mean(4))
     model = load(tmp_path).get("mean")

@@ -1,0 +1,68 @@
+"""`tokenslab verify --write`, with the CPU in CUDA's place: an FFN's float32 file runs on both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnxruntime as ort
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from export import recording, verification
+from export.adapters.random_weights import random_ffn
+from export.pipeline import Options, export_module
+from service.manifest import MANIFEST, read_manifest
+from service.session import Provider, open_session
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    options = Options("unmeasured", tmp_path, precisions=("fp32",), providers=("cuda",))
+    return export_module(random_ffn(16, 32), options)
+
+
+def _on_the_cpu(path: Path, provider: Provider, threads: int) -> ort.InferenceSession:
+    return open_session(path, "cpu", threads)
+
+
+def _verify(bundle: Path, *flags: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    verification.register(app)
+    result = CliRunner().invoke(app, ["verify", str(bundle), *flags])
+    return result.exit_code, result.output
+
+
+def test_what_was_measured_is_in_the_manifest(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (recording, verification):
+        monkeypatch.setattr(module, "open_session", _on_the_cpu)
+    assert read_manifest(bundle).variants[0].certificate.kind == "unmeasured"
+    kinds = recording.record(bundle, "cuda", 1, 0)
+    (variant,) = read_manifest(bundle).variants
+    assert kinds == {"fp32": variant.certificate.kind}
+    assert variant.certificate.kind == "exact"
+    assert variant.certificate.rows > 0
+    assert [row.seq_lens for row in variant.parity] == [row.seq_lens for row in variant.stand_in]
+    assert [path.name for path in bundle.glob(".*")] == []
+    assert all(finding.failure is None for finding in verification.verify_bundle(bundle, "cuda", 1, 0))
+
+
+def test_an_unmeasured_file_is_held_against_its_stand_in(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "open_session", _on_the_cpu)
+    assert all(finding.failure is None for finding in verification.verify_bundle(bundle, "cuda", 1, 0))
+
+
+def test_without_the_provider_nothing_is_written_and_the_error_says_why(bundle: Path) -> None:
+    before = (bundle / MANIFEST).read_bytes()
+    code, output = _verify(bundle, "--provider", "cuda", "--write")
+    assert code == 1
+    assert "CUDAExecutionProvider" in output
+    assert (bundle / MANIFEST).read_bytes() == before
+
+
+def test_files_for_the_cpu_are_not_written_anew(tmp_path: Path) -> None:
+    bundle = export_module(random_ffn(16, 32), Options("measured", tmp_path, precisions=("fp32",)))
+    code, output = _verify(bundle, "--write")
+    assert code == 1
+    assert "measured when they were exported" in output
