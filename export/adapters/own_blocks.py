@@ -52,11 +52,7 @@ def pack_own_blocks(module: BlockStack | TransformerBlock, options: PackOptions)
         ExportError: the stack holds something else, or is to be causal and is not.
     """
     stack = module if isinstance(module, BlockStack) else BlockStack([module])
-    blocks = [block for block in stack.blocks if isinstance(block, TransformerBlock)]
-    if not blocks or len(blocks) != len(stack.blocks):
-        raise ExportError("BlockStack: expected one or more TransformerBlocks and nothing else")
-    if options.causal and not all(block.attention.causal for block in blocks):
-        raise ExportError("causal: these blocks say for themselves whether they are; make them with causal=True")
+    _check_blocks(stack, TransformerBlock, options)
     return pack_stack(stack, "transformer")
 
 
@@ -68,9 +64,15 @@ def pack_own_decoder(module: DecoderStack | DecoderBlock, options: PackOptions) 
         ExportError: the stack holds something else, or is to be causal and is not.
     """
     stack = module if isinstance(module, DecoderStack) else DecoderStack([module])
-    blocks = [block for block in stack.blocks if isinstance(block, DecoderBlock)]
+    _check_blocks(stack, DecoderBlock, options)
+    return pack_decoder(stack, "transformer decoder")
+
+
+def _check_blocks(
+    stack: BlockStack | DecoderStack, kind: type[TransformerBlock | DecoderBlock], options: PackOptions
+) -> None:
+    blocks = [block for block in stack.blocks if isinstance(block, kind)]
     if not blocks or len(blocks) != len(stack.blocks):
-        raise ExportError("DecoderStack: expected one or more DecoderBlocks and nothing else")
+        raise ExportError(f"{type(stack).__name__}: expected one or more {kind.__name__}s and nothing else")
     if options.causal and not all(block.attention.causal for block in blocks):
         raise ExportError("causal: these blocks say for themselves whether they are; make them with causal=True")
-    return pack_decoder(stack, "transformer decoder")
