@@ -1,4 +1,4 @@
-# The service in a container: a venv with the runtime dependencies of pyproject.toml at the pins of constraints.txt.
+# The service in a container: a venv with the runtime dependencies of deploy/lock, each file of which has its hash there.
 # Models are mounted at /models; nothing is written, so the root may be read-only.
 
 ARG BASE_IMAGE=python:3.11-slim-bookworm
@@ -11,12 +11,10 @@ WORKDIR /src
 # No pip in the venv: the base image's installs into it from outside, and only the venv goes on.
 RUN python3 -m venv --without-pip /opt/venv
 # Dependencies before sources: a change of code then builds in seconds.
-COPY pyproject.toml constraints.txt ./
-RUN python3 -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print(*project['dependencies'], *project['optional-dependencies']['${EXTRA}'], sep='\n')" > requirements.txt \
- && python3 -m pip --python /opt/venv/bin/python install --only-binary :all: \
-      --constraint constraints.txt --requirement requirements.txt
-COPY README.md LICENSE tokenslab.py ./
+COPY deploy/lock deploy/lock
+RUN python3 -m pip --python /opt/venv/bin/python install --only-binary :all: --require-hashes \
+      --requirement deploy/lock/${EXTRA}.txt
+COPY pyproject.toml README.md LICENSE tokenslab.py ./
 COPY service service
 COPY export export
 COPY bench bench
@@ -30,7 +28,10 @@ RUN python3 -m pip --python /opt/venv/bin/python install --no-deps . \
  && /opt/venv/bin/python -c "import service.app, service.server"
 
 FROM ${BASE_IMAGE}
+ARG REVISION=unknown
 LABEL org.opencontainers.image.title="tokenslab" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.description="Feed-forward networks and Transformer blocks over HTTP: the tokens of all requests in one matmul" \
       org.opencontainers.image.licenses="Apache-2.0"
 # A fixed number, so that volumes and `runAsNonRoot` can rely on it.

@@ -103,6 +103,14 @@ ray-test: .venv/.ready build/ray/.ready ## A Ray cluster of several nodes on thi
 deploy-test: .venv/.ready ## Kubernetes, alerts, replicas behind a proxy, a Ray cluster: each run, or named as not run
 	$(BIN)/python -m deploy.deploy_test
 
+build/uv/bin/uv: constraints.txt
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/pip install --quiet --no-compile --disable-pip-version-check uv==0.13.9
+
+.PHONY: lock
+lock: build/uv/bin/uv ## deploy/lock: every file that the images install, with its hash
+	$(PYTHON) -m deploy.lock_files
+
 .PHONY: models
 models: .venv/.ready ## Make the two bundles that the repository ships
 	$(BIN)/tokenslab export random ffn --name demo-ffn --d 64 --d-ff 256 --activation gelu --seed 0 --overwrite
