@@ -34,7 +34,8 @@ def measure_details(
     elif any(variant.data for variant in here.values()):
         reason = "the weights are in a file of their own"
     files = {precision: folder / variant.file for precision, variant in here.items()}
-    speeds = {} if any(v.data for v in here.values()) else measure_speed(folder, manifest, SPEED_TOKENS, SPEED_SECONDS)
+    timed = all(not v.data and v.quantized_matmuls + v.float_matmuls for v in here.values())
+    speeds = measure_speed(folder, manifest, SPEED_TOKENS, SPEED_SECONDS) if here and timed else {}
     return Details(
         tokens=0 if reason is not None else len(feeds["tokens"]),
         source=calibration.source,

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import typer
+from torch import nn
 from typer.testing import CliRunner
 
 import export.pipeline
@@ -69,6 +70,15 @@ def test_inspect_sums_the_stages_up(bundle: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "Stages, 120 tokens" in shown.output
     assert "int8: least SQNR" in shown.output
+
+
+@pytest.mark.parametrize("module", [nn.Linear(4, 3), nn.LayerNorm(4)], ids=["one matmul", "no matmul"])
+def test_the_smallest_modules_have_details_too(module: nn.Module, tmp_path: Path) -> None:
+    bundle = export_module(module, Options("small", tmp_path, precisions=("fp32",), details=True), d=4)
+    details = Details.model_validate_json((bundle / REPORT_JSON).read_bytes())
+    has_matmul = isinstance(module, nn.Linear)
+    assert len(details.variants[0].speed) == has_matmul
+    assert [stage.stage for stage in details.stages] == (["matmul"] if has_matmul else ["norm"])
 
 
 def test_without_details_there_are_none_and_a_failure_among_them_leaves_no_bundle(
