@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from pydantic import ValidationError
 from rich.table import Table
 
 from export.arithmetic import attention_flops, ffn_flops, hidden_bytes, overtakes_at, score_bytes, score_flops
 from export.bundle_folder import bundle_folder
 from export.details.document import REPORT_JSON, Details
 from export.report_console import console
-from service.errors import TokenslabError
+from service.errors import BundleError, TokenslabError
 from service.manifest import Composition, Manifest, Variant, read_manifest
 
 _LENGTHS: Final = (128, 512, 2048)  # tokens of a sequence
@@ -38,6 +39,7 @@ def register(app: typer.Typer) -> None:
         try:
             folder = bundle_folder(bundle)
             manifest = read_manifest(folder)
+            details = _details(folder / REPORT_JSON)
         except TokenslabError as error:
             typer.echo(f"tokenslab inspect: {error}", err=True)
             raise typer.Exit(1) from None
@@ -55,9 +57,8 @@ def register(app: typer.Typer) -> None:
                 out.print(_by_length(manifest, manifest.composition))
                 out.print(_overtakes(manifest))
         out.print(_variants(manifest))
-        details = folder / REPORT_JSON
-        if details.exists():
-            out.print(_stages(Details.model_validate_json(details.read_bytes())))
+        if details is not None:
+            out.print(_stages(details))
 
 
 def _facts(manifest: Manifest, total: int) -> Table:
@@ -119,6 +120,20 @@ def _by_length(manifest: Manifest, made: Composition) -> Table:
             _size(score_bytes(made, n)),
         )
     return table
+
+
+def _details(path: Path) -> Details | None:
+    """What `report.json` says; None where there is none. Raises BundleError."""
+    try:
+        return Details.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as cause:
+        raise BundleError(f"{path}: {cause.strerror}") from cause
+    except ValidationError as cause:
+        first = cause.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "document"
+        raise BundleError(f"{path}: {where}: {first['msg']}") from cause
 
 
 def _stages(details: Details) -> Table:

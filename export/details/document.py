@@ -15,7 +15,8 @@ StageName = Literal["QKV", "attention", "attention out", "router", "FFN1", "acti
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # A precision that gives NaN is a figure too; null, pydantic's default for it, could not be read back.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class StageFigures(_Strict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -70,6 +71,27 @@ def test_inspect_sums_the_stages_up(bundle: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "Stages, 120 tokens" in shown.output
     assert "int8: least SQNR" in shown.output
+
+
+def test_figures_that_are_no_numbers_are_read_back_and_shown(bundle: Path) -> None:
+    details = Details.model_validate_json((bundle / REPORT_JSON).read_bytes())
+    stage = details.stages[0].model_copy(update={"rms": float("inf"), "sqnr_db": {"int8": float("nan")}})
+    text = details.model_copy(update={"stages": [stage]}).model_dump_json()
+    (read,) = Details.model_validate_json(text).stages
+    assert np.isinf(read.rms)
+    assert np.isnan(read.sqnr_db["int8"])
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"schema_version": 2}', b"\xff\xfe"])
+def test_inspect_names_a_report_that_cannot_be_read(content: bytes, bundle: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(bundle.parent, tmp_path / bundle.parent.name) / bundle.name
+    (copied / REPORT_JSON).write_bytes(content)
+    app = typer.Typer()
+    register(app)
+    app.callback()(lambda: None)
+    shown = CliRunner().invoke(app, ["inspect", str(copied)])
+    assert shown.exit_code == 1
+    assert f"tokenslab inspect: {copied / REPORT_JSON}: " in shown.output
 
 
 @pytest.mark.parametrize("module", [nn.Linear(4, 3), nn.LayerNorm(4)], ids=["one matmul", "no matmul"])
