@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime as ort
 
 from export.certify import certify, runner
+from export.places import without_places
 from export.reference import Case, read_references
 from export.relative_error import relative_error, sqnr_db
 from export.routed import with_margin
@@ -110,7 +111,7 @@ def _measured(
         fp32=fp32,
         other_threads=open_session(path, variant.provider, 1 if threads > 1 else 2),
     )
-    return variant.model_copy(update={"parity": parity, "certificate": certificate})
+    return variant.model_copy(update={"parity": parity, "certificate": without_places(certificate, path)})
 
 
 def _replace(path: Path, manifest: Manifest) -> None:

@@ -19,7 +19,7 @@ from export.half import scanned_widths
 from export.lowering import lower
 from export.lowering.registry import Provider
 from export.packed import Packed
-from export.places import place_dependent
+from export.places import without_places
 from export.precisions import RECIPES, Calibrated, Candidates, Choices
 from export.quantization.calibration import LONG, Activations, Calibration, read_calibration, synthetic_calibration
 from export.quantization.smoothing import activation_widths
@@ -276,10 +276,7 @@ def certificate_of(
         fp32=fp32,
         other_threads=open_session(path, "cpu", 1 if threads > 1 else 2),
     )
-    if places := place_dependent(path):
-        check = f"a value has the same bits wherever it lies ({', '.join(places)})"
-        kind = "tolerance" if certificate.kind == "exact" else certificate.kind
-        certificate = certificate.model_copy(update={"kind": kind, "checks": {**certificate.checks, check: False}})
+    certificate = without_places(certificate, path)
     if certificate.kind != "exact" and not options.allow_inexact:
         failed = ", ".join(name for name, same in certificate.checks.items() if not same)
         raise ProofError(

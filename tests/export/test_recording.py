@@ -7,6 +7,7 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 import typer
+from torch import nn
 from typer.testing import CliRunner
 
 from export import recording, verification
@@ -46,6 +47,18 @@ def test_what_was_measured_is_in_the_manifest(bundle: Path, monkeypatch: pytest.
     assert [row.seq_lens for row in variant.parity] == [row.seq_lens for row in variant.stand_in]
     assert [path.name for path in bundle.glob(".*")] == []
     assert all(finding.failure is None for finding in verification.verify_bundle(bundle, "cuda", 1, 0))
+
+
+def test_no_sample_makes_an_operator_exact_whose_bits_may_depend_on_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = Options("placed", tmp_path, precisions=("fp32",), providers=("cuda",), allow_inexact=True)
+    bundle = export_module(nn.Sequential(nn.Linear(16, 32), nn.Softplus(), nn.Linear(32, 16)), options)
+    for module in (recording, verification):
+        monkeypatch.setattr(module, "open_session", _on_the_cpu)
+    assert recording.record(bundle, "cuda", 1, 0) == {"fp32": "tolerance"}
+    (variant,) = read_manifest(bundle).variants
+    assert variant.certificate.checks["a value has the same bits wherever it lies (Softplus)"] is False
 
 
 def test_an_unmeasured_file_is_held_against_its_stand_in(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
