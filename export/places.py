@@ -30,7 +30,8 @@ def place_dependent(path: Path) -> list[str]:
 def without_places(certificate: Certificate, path: Path) -> Certificate:
     """`certificate` of the file at `path`, not `exact` where such an operator is in it, whatever a sample showed.
 
-    Measured on CPU kernels; those of another provider are under the same doubt until each has been tried there.
+    Measured on CPU kernels; those of another provider are under the same doubt until each has been tried there, which
+    is why an `unmeasured` certificate carries the check too, for `tokenslab verify --write` to keep.
     """
     places = place_dependent(path)
     if not places:

@@ -93,7 +93,7 @@ def make_variants(
             choices = Choices(chosen, options.calibration_method, options.weight_method)
             candidates = recipe.transform(graph, choices)
             written = _within_budget(precision, provider, graph, candidates, cases, packed.depth or 1, options, folder)
-            certificate = UNMEASURED
+            certificate = without_places(UNMEASURED, written.path)
             if provider == "cpu":
                 certificate = certificate_of(precision, written.path, written.session, packed, options, fp32)
                 try_shapes(written.session, width_of_output(written.model), packed, certificate, options.seed)
