@@ -57,7 +57,7 @@ class Checkpoint:
         self._stores: dict[str, _Store] = {}
         try:
             if self.path.name.endswith(_INDEX):
-                self.files = [self.path, *self._open_shards()]
+                self.files = [self.path, *self._open_shards(trust_pickle)]
             else:
                 self.files = [self.path]
                 store = self._store(self.path, trust_pickle)
@@ -120,7 +120,7 @@ class Checkpoint:
             facts["weights_dtype"] = stored_as(self.dtypes)
         return facts
 
-    def _open_shards(self) -> list[Path]:
+    def _open_shards(self, trust_pickle: bool) -> list[Path]:
         weight_map = read_json(self.path).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise SourceError(f"{self.path}: weight_map is missing or is not an object of file names")
@@ -129,7 +129,7 @@ class Checkpoint:
             file = self.path.parent / name
             if file.parent != self.path.parent:
                 raise SourceError(f"{self.path}: it names {name!r}, expected a file of its own folder")
-            store = self._store(file, False)
+            store = self._store(file, trust_pickle)
             mapped, there = {key for key, where in weight_map.items() if where == name}, set(store.keys())
             if absent := sorted(mapped - there):
                 raise SourceError(f"{self.path}: {absent[0]} is not in {name}, where it says that it is")

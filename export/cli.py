@@ -159,9 +159,15 @@ def vit(
     _run(work)
 
 
-# command -> what it exports; for Llama any `model_type` of its architecture
-_TRANSFORMERS: Final = {"llama": "Llama or Mistral", "gpt2": "GPT-2", "t5": "T5 encoder"}
-_MODEL_TYPES: Final = {"llama": ("llama", "mistral"), "gpt2": ("gpt2",), "t5": ("t5",)}
+# command -> what it exports, by `export.adapters.transformers_families`
+_TRANSFORMERS: Final = {
+    "llama": "Llama or Mistral",
+    "mixtral": "Mixtral",
+    "gpt2": "GPT-2",
+    "t5": "T5 encoder",
+    "t5-decoder": "T5 decoder, which attend to a memory too,",
+    "switch": "Switch Transformers encoder",
+}
 
 
 @with_options
@@ -171,17 +177,20 @@ def of_transformers(
     config: Config,
     make: MakeOptions,
     layers: Layers = None,
+    trust_pickle: TrustPickle = False,
 ) -> None:
     """Export layers of the family that the command is named after."""
 
     def work(progress: Progress) -> Path:
+        from export.adapters.transformers_families import FAMILIES
         from export.adapters.transformers_files import pack_files
         from export.pipeline import export_packed
 
         options = make()
         options.check()
         progress(f"Read {weights}")
-        packed = pack_files(weights, config, _MODEL_TYPES[str(context.info_name)], layers=layers, seed=options.seed)
+        families = FAMILIES[str(context.info_name)]
+        packed = pack_files(weights, config, families, layers=layers, trust_pickle=trust_pickle, seed=options.seed)
         source = {"config_sha256": file_sha256(config), "layers": layers or "all"}
         return export_packed(packed, options, source=source, progress=progress)
 

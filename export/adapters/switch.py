@@ -15,7 +15,7 @@ from torch import Tensor
 from export.adapters.experts import empty_ffn, prove_equal_to_experts
 from export.adapters.registry import PackOptions, register_adapter
 from export.adapters.t5 import packed_relative_bias, packed_t5_attention
-from export.adapters.transformers_parts import eager, embedding_sampler, rms_norm
+from export.adapters.transformers_parts import eager, embedding_sampler, last_norm, rms_norm
 from export.blocks import FFN, BlockStack, MixtureOfExperts, RelativeBias, ResidualFFN, Router, TransformerBlock
 from export.errors import ExportError, first_line
 from export.packed import Packed, pack_moe, pack_residual, pack_stack
@@ -71,7 +71,7 @@ def pack_switch_stack(encoder: Any, options: PackOptions) -> Packed:
         blocks.append(TransformerBlock.of(packed_attention, ffn.ffn, norm, ffn.norm, place="pre"))
     if not blocks:
         raise ExportError("the encoder has no layers")
-    stack = BlockStack(blocks, rms_norm(encoder.final_layer_norm)).eval()
+    stack = BlockStack(blocks, last_norm(encoder.final_layer_norm)).eval()
 
     def forward(rows: Tensor) -> Tensor:
         hidden: Tensor = encoder(inputs_embeds=rows).last_hidden_state

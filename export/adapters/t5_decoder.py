@@ -21,6 +21,7 @@ from export.adapters.transformers_parts import (
     causal_mask,
     eager,
     embedding_sampler,
+    last_norm,
     rms_norm,
     side_by_side,
 )
@@ -51,7 +52,7 @@ def pack_t5_decoder(decoder: Any, options: PackOptions) -> Packed:
         ProofError: the original computes something else.
     """
     layers = list(decoder.block)
-    stack = _stack(decoder, layers, rms_norm(decoder.final_layer_norm))
+    stack = _stack(decoder, layers, last_norm(decoder.final_layer_norm))
 
     def forward(rows: Tensor, memory: Tensor) -> Tensor:
         hidden: Tensor = decoder(inputs_embeds=rows, encoder_hidden_states=memory, use_cache=False).last_hidden_state

@@ -1,4 +1,4 @@
-"""Checkpoints of Llama, Mistral, GPT-2 and T5 on disk -> transformers' own modules -> their adapters.
+"""Checkpoints of Llama, Mistral, Mixtral, GPT-2, T5 and Switch on disk -> transformers' own modules -> their adapters.
 
 The modules are made without memory and filled from the file, tensor by tensor: those of the layers that were asked for,
 and a few rows of the embeddings for parity. That a checkpoint is what its config says is proved by the adapter, which
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from export.adapters.encoder_files import layer_range
 from export.adapters.registry import pack
+from export.adapters.transformers_families import Family, Pieces, Place, Shape
 from export.checkpoint import Checkpoint, read_json
 from export.errors import SourceError, first_line
 from export.packed import Packed
@@ -28,72 +29,23 @@ _POOL: Final = 512  # rows of the embeddings that are read
 _SEED: Final = 0
 
 
-@dataclass(frozen=True)
-class Family:
-    """Where the parts of a family are, in its modules and in its files.
-
-    model: transformers' class; prefixes: what its tensors' names may begin with in a file; layers, norm, words,
-    positions: names of its parts; ignored: tensors of a layer that hold no weights.
-    """
-
-    model: str
-    config: str
-    prefixes: tuple[str, ...]
-    layers: str
-    norm: str
-    words: str
-    positions: str | None = None
-    ignored: str = r"(?!)"
-
-
-_LLAMA: Final = Family(
-    "transformers.models.llama.modeling_llama.LlamaModel",
-    "transformers.models.llama.configuration_llama.LlamaConfig",
-    ("model.", ""),
-    "layers",
-    "norm",
-    "embed_tokens",
-    ignored=r"self_attn\.rotary_emb\.inv_freq",
-)
-# config.json's `model_type` -> family
-FAMILIES: Final[Mapping[str, Family]] = {
-    "llama": _LLAMA,
-    "mistral": replace(
-        _LLAMA,
-        model="transformers.models.mistral.modeling_mistral.MistralModel",
-        config="transformers.models.mistral.configuration_mistral.MistralConfig",
-    ),
-    "gpt2": Family(
-        "transformers.models.gpt2.modeling_gpt2.GPT2Model",
-        "transformers.models.gpt2.configuration_gpt2.GPT2Config",
-        ("transformer.", ""),
-        "h",
-        "ln_f",
-        "wte",
-        positions="wpe",
-        ignored=r"attn\.(masked_)?bias",
-    ),
-    "t5": Family(
-        "transformers.models.t5.modeling_t5.T5EncoderModel",
-        "transformers.models.t5.configuration_t5.T5Config",
-        ("",),
-        "encoder.block",
-        "encoder.final_layer_norm",
-        "shared",
-    ),
-}
-
-
 def pack_files(
-    weights: Path, config: Path, model_types: tuple[str, ...], *, layers: str | None = None, seed: int = 0
+    weights: Path,
+    config: Path,
+    families: Mapping[str, Family],
+    *,
+    layers: str | None = None,
+    trust_pickle: bool = False,
+    seed: int = 0,
 ) -> Packed:
     """Read layers as one stack, float32; the last norm is part of it where the last layer is.
 
     Args:
-        weights: a checkpoint in safetensors (see `Checkpoint`).
+        weights: a checkpoint (see `Checkpoint`).
         config: its `config.json`.
-        model_types: what its `model_type` may be.
+        families: what its `model_type` may be, and where the layers are then.
         layers: a range `start:stop` as in Python, or one index; all if None.
+        trust_pickle: see `Checkpoint`.
         seed: of the proof's random tokens.
 
     Raises:
@@ -103,9 +55,9 @@ def pack_files(
     """
     values = read_json(config)
     model_type = values.get("model_type")
-    if model_type not in model_types:
-        raise SourceError(f"{config}: model_type is {model_type!r}, expected {' or '.join(map(repr, model_types))}")
-    family = FAMILIES[model_type]
+    if not isinstance(model_type, str) or model_type not in families:
+        raise SourceError(f"{config}: model_type is {model_type!r}, expected {' or '.join(map(repr, families))}")
+    family = families[model_type]
     try:
         with torch.device("meta"):
             model: Any = _class(family.model)(_class(family.config).from_dict(values))
@@ -115,10 +67,14 @@ def pack_files(
         raise SourceError(f"{config}: transformers refuses it: {first_line(cause)}") from cause
     count = len(model.get_submodule(family.layers))
     chosen = layer_range(layers, count)
-    with Checkpoint(weights) as checkpoint:
+    with Checkpoint(weights, trust_pickle=trust_pickle) as checkpoint:
         prefix = _prefix(checkpoint, family)
-        _check_foreign(checkpoint, family, prefix, model)
-        tensors = {name: checkpoint.read(prefix + name, shape) for name, shape in _wanted(model, family, chosen)}
+        pieces = family.pieces(checkpoint.keys(), prefix)
+        _check_foreign(checkpoint, family, prefix, pieces, model)
+        tensors = {
+            name: _read(checkpoint, prefix, pieces(name, shape), shape)
+            for name, shape in _wanted(model, family, chosen)
+        }
         for part in (family.words, family.positions):
             if part is not None:
                 tensors[f"{part}.weight"] = _some_rows(checkpoint, f"{prefix}{part}.weight", whole=part != family.words)
@@ -126,7 +82,7 @@ def pack_files(
     _fill(model, family, chosen, tensors)
     if chosen.stop != count:
         _set(model, family.norm, nn.Identity())
-    return replace(pack(model, seed=seed), source=source)
+    return replace(pack(model.get_submodule(family.part), seed=seed), source=source)
 
 
 def _class(name: str) -> Any:
@@ -148,15 +104,28 @@ def _prefix(checkpoint: Checkpoint, family: Family) -> str:
     return found.pop()
 
 
-def _check_foreign(checkpoint: Checkpoint, family: Family, prefix: str, model: nn.Module) -> None:
+def _check_foreign(checkpoint: Checkpoint, family: Family, prefix: str, pieces: Pieces, model: nn.Module) -> None:
     """Every tensor of a layer in the file is one of the module's, in every layer."""
-    ours = model.state_dict()
+    ours = {piece for name, tensor in model.state_dict().items() for piece, _ in pieces(name, tuple(tensor.shape))}
     start = f"{prefix}{family.layers}."
     for key in checkpoint.keys():  # noqa: SIM118
         if not key.startswith(start) or key.removeprefix(prefix) in ours:
             continue
         if re.fullmatch(rf"\d+\.{family.ignored}", key.removeprefix(start)) is None:
             raise SourceError(f"{checkpoint.path}: {key} has no place in the model that the config describes")
+
+
+def _read(checkpoint: Checkpoint, prefix: str, pieces: Iterator[tuple[str, Place]], shape: Shape) -> Tensor:
+    """One tensor of the module, put together where the file has it in pieces."""
+    whole: Tensor | None = None
+    for name, place in pieces:
+        if not place:
+            return checkpoint.read(prefix + name, shape)
+        whole = torch.empty(shape) if whole is None else whole
+        part = whole[place]
+        part.copy_(checkpoint.read(prefix + name, tuple(part.shape)))
+    assert whole is not None
+    return whole
 
 
 def _wanted(model: nn.Module, family: Family, chosen: range) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -184,11 +153,12 @@ def _fill(model: Any, family: Family, chosen: range, tensors: Mapping[str, Tenso
         setattr(model.get_submodule(place), leaf, nn.Parameter(tensor, requires_grad=False))
     kept = model.get_submodule(family.layers)
     _set(model, family.layers, nn.ModuleList(kept[index] for index in chosen))
-    model.config.num_hidden_layers = len(chosen)
-    if hasattr(model, "rotary_emb"):  # its frequencies are computed, not stored
-        model.rotary_emb = type(model.rotary_emb)(model.config)
-    if hasattr(model, "encoder"):  # one table, two names
-        model.encoder.embed_tokens = model.shared
+    part = model.get_submodule(family.part)
+    part.config.num_hidden_layers = len(chosen)
+    if hasattr(part, "rotary_emb"):  # its frequencies are computed, not stored
+        part.rotary_emb = type(part.rotary_emb)(part.config)
+    if family.part:  # one table, two names
+        part.embed_tokens = model.get_submodule(family.words)
 
 
 def _set(model: nn.Module, name: str, part: nn.Module) -> None:

@@ -25,7 +25,12 @@ def app() -> Typer:
 
 
 @pytest.mark.parametrize(
-    "words", [["module"], ["bert"], ["vit"], ["llama"], ["gpt2"], ["t5"], ["random", "ffn"], ["random", "block"]]
+    "words",
+    [
+        *(["module"], ["bert"], ["vit"], ["llama"], ["mixtral"], ["gpt2"], ["t5"], ["t5-decoder"], ["switch"]),
+        *(["random", "ffn"], ["random", "block"]),
+    ],
+    ids=" ".join,
 )
 def test_help_has_an_example(app: Typer, words: list[str]) -> None:
     result = runner.invoke(app, ["export", *words, "--help"])

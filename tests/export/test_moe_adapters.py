@@ -111,7 +111,8 @@ def test_switchs_encoder_of_dense_and_sparse_layers_equals_its_packed_form() -> 
     packed = pack(random_weights(SwitchTransformersEncoderModel(config)))
     assert packed.proofs[EQUALS] < 1e-13
     assert (packed.architecture["layers"], packed.architecture["expert_layers"]) == (4, 2)
-    assert packed.architecture["experts_met_by_the_proof"] == 10
+    # a router with random weights may hardly ever choose one of its five
+    assert 8 <= packed.architecture["experts_met_by_the_proof"] <= 10  # type: ignore[operator]
     assert packed.sample is not None
 
 

@@ -12,6 +12,10 @@ from transformers import (
     LlamaModel,
     MistralConfig,
     MistralModel,
+    MixtralConfig,
+    MixtralModel,
+    SwitchTransformersConfig,
+    SwitchTransformersEncoderModel,
     T5Config,
     T5EncoderModel,
 )
@@ -48,6 +52,10 @@ def mistral(model: Any = MistralModel, **changes: Any) -> Any:
     return with_weights(model(MistralConfig(**_decoder(**{"sliding_window": 5, **changes}))))
 
 
+def mixtral(model: Any = MixtralModel, **changes: Any) -> Any:
+    return with_weights(model(MixtralConfig(**_decoder(**{"num_local_experts": 3, **changes}))))
+
+
 def gpt2(model: Any = GPT2Model, **changes: Any) -> Any:
     sizes = {"n_embd": D, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 300}
     return with_weights(model(GPT2Config(bos_token_id=1, eos_token_id=2, **{**sizes, **changes})))
@@ -57,3 +65,9 @@ def t5(model: Any = T5EncoderModel, **changes: Any) -> Any:
     sizes = {"d_model": D, "d_kv": 6, "d_ff": 40, "num_layers": 3, "num_heads": 4, "vocab_size": 50}
     buckets = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 10}
     return with_weights(model(T5Config(**{**sizes, **buckets, **changes})), 0.15)  # its scores have no scale
+
+
+def switch(model: Any = SwitchTransformersEncoderModel, **changes: Any) -> Any:
+    sizes = {"d_model": D, "d_kv": 6, "d_ff": 40, "num_layers": 4, "num_heads": 4, "vocab_size": 50, "num_experts": 3}
+    sparse = {"num_sparse_encoder_layers": 2, "num_decoder_layers": 2, "num_sparse_decoder_layers": 1}
+    return with_weights(model(SwitchTransformersConfig(**{**sizes, **sparse, **changes})), 0.15)
