@@ -45,7 +45,6 @@ _CORRECTION: Final = """
   y = Add (scaled, offset)
 """
 _INTEGERS: Final = """
-  above = Sub (x, lowest)
   q = QuantizeLinear <axis = 1, block_size: int = @inner> (above, scale)"""
 
 
@@ -62,11 +61,18 @@ OTHERS: Final = (
         "zero point per row, zero in the range",
         {
             """
-  span = Sub (highest, lowest)
-  range = Max (span, least, guard)""": """
-  top = Max (highest, least, guard)
-  bottom = Min (lowest, zero)
-  range = Sub (top, bottom)""",
+  above = Sub (x, lowest)
+  span = ReduceMax <keepdims = 1> (above, last)
+  scale = Div (span, divisor)
+""": """
+  highest = ReduceMax <keepdims = 1> (x, last)
+  nothing = Constant <value = float {0}> ()
+  least = Constant <value = float {3e-36}> ()
+  top = Max (highest, least)
+  bottom = Min (lowest, nothing)
+  range = Sub (top, bottom)
+  scale = Div (range, divisor)
+""",
             _INTEGERS: """
   below = Neg (bottom)
   zero_point = QuantizeLinear <axis = 1, block_size = 1> (below, scale)
@@ -76,6 +82,26 @@ OTHERS: Final = (
   offset = Mul (row_zero, column_sums)
   centred = Sub (product, offset)
   y = Mul (centred, scale)
+""",
+        },
+    ),
+    Other(
+        "guard and span in operators of their own",
+        {
+            """
+  divisor = BatchNormalization (mean, no, steps, no, unit)
+""": """
+  guard = Mul (mean, no)
+  highest = ReduceMax <keepdims = 1> (x, last)
+  least = Constant <value = float {3e-36}> ()
+""",
+            """
+  span = ReduceMax <keepdims = 1> (above, last)
+  scale = Div (span, divisor)
+""": """
+  span = Sub (highest, lowest)
+  range = Max (span, least, guard)
+  scale = Div (range, steps)
 """,
         },
     ),
@@ -93,11 +119,10 @@ OTHERS: Final = (
         {
             _INTEGERS: """
   row_scale = Squeeze (scale, last)
-  above = Sub (x, lowest)
   q = QuantizeLinear <axis = 0> (above, row_scale)"""
         },
     ),
-    Other("without the NaN guard", {"(span, least, guard)": "(span, least)"}),
+    Other("without the NaN guard", {"(span, divisor)": "(span, steps)"}),
     Other("without the correction (wrong)", {_CORRECTION: "\n  y = Mul (product, scale)\n"}),
 )
 

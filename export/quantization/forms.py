@@ -71,32 +71,31 @@ class Form:
         return ir.serde.deserialize_function(onnx.parser.parse_function(self.text(opset)))
 
 
-# Few operators, for one row costs as many dispatches as a thousand. `least` keeps the scale of a constant row a normal
-# float32. ReduceMax and the casts swallow NaN, Max does not: `guard`, 0 or NaN, brings it (and Inf) to the row's scale.
-# Its mean overflows for rows beyond about 1e35, which then give NaN rather than a number. Subtracting the row's minimum
-# is a pass over the row, and saves a zero point (three operators more, and a range that must hold zero). QuantizeLinear
-# in blocks of a whole row takes the scales as they are.
+# Few operators, for one row costs as many dispatches as a thousand. ReduceMin and ReduceMax swallow NaN, as the casts
+# of QuantizeLinear do, and ReduceMean does not: `divisor` is 255, or NaN where a row holds NaN or Inf, which so reaches
+# the row's scale. BatchNormalization computes it, 0 * mean + 255, in one operator. The mean overflows for rows beyond
+# about 1e35, which then give NaN rather than a number. The scale of a constant row is 0, and whatever its integers are,
+# they vanish in the product. Subtracting the row's minimum is a pass over the row, and saves a zero point (three
+# operators more, and a range that must hold zero). QuantizeLinear in blocks of a whole row takes scales as they are.
 _FUNCTION: Final = f"""
 <opset_import: ["": OPSET, "com.microsoft": 1], domain: "{DOMAIN}">
 OPERATOR <inner> (x, weight, scales, column_sums) => (y)
 {{
   last = Constant <value_ints = [-1]> ()
-  zero = Constant <value = float {{0}}> ()
+  no = Constant <value = float[1] {{0}}> ()
+  unit = Constant <value = float[1] {{1}}> ()
   one = Constant <value = float {{1}}> ()
-  steps = Constant <value = float {{{STEPS}}}> ()
-  least = Constant <value = float {{3e-36}}> ()
+  steps = Constant <value = float[1] {{{STEPS}}}> ()
   activation_zero = Constant <value = uint8 {{0}}> ()
   weight_zero = Constant <value = WEIGHT_ZERO> ()
 
   mean = ReduceMean <keepdims = 1> (x, last)
-  guard = Mul (mean, zero)
-  highest = ReduceMax <keepdims = 1> (x, last)
+  divisor = BatchNormalization (mean, no, steps, no, unit)
   lowest = ReduceMin <keepdims = 1> (x, last)
-  span = Sub (highest, lowest)
-  range = Max (span, least, guard)
-  scale = Div (range, steps)
-
   above = Sub (x, lowest)
+  span = ReduceMax <keepdims = 1> (above, last)
+  scale = Div (span, divisor)
+
   q = QuantizeLinear <axis = 1, block_size: int = @inner> (above, scale)
   product = com.microsoft.MatMulIntegerToFloat (q, weight, one, scales, activation_zero, weight_zero)
 
