@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from service.errors import TokenslabError
 from service.logs import configure_logs
-from service.replicas import Place, supervise
+from service.replicas import AT_ONCE, Place, supervise
 from service.settings import Settings
 
 
@@ -78,6 +78,7 @@ def serve(
         typer.echo(f"tokenslab serve: {where}{first['msg'].removeprefix('Value error, ')}{found}", err=True)
         raise typer.Exit(2) from None
     configure_logs(settings.log_level, settings.log_format)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by default it ends a process; whoever loads reads the keys later
     if replica is not None:
         if "threads" not in settings.model_fields_set:
             settings = settings.model_copy(update={"threads": max(1, settings.threads // settings.replicas)})
@@ -96,7 +97,7 @@ def serve(
 def _run(settings: Settings, place: Place | None) -> None:
     # Nothing is lost while models load. An import may swallow a KeyboardInterrupt, and as a container's PID 1 a process
     # ignores SIGTERM unless it has a handler. The server brings its own later.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, *(() if place is None else (AT_ONCE,))):
         signal.signal(number, _stop_loading)
     # Here and not above, so that `tokenslab --help` loads no ONNX Runtime.
     from service.app import create_app

@@ -50,5 +50,6 @@ def _decode(task: Task, body: memoryview) -> Decoded | RequestError:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal, or systemd, sends it to all; the parent decides
+        signal.signal(number, signal.SIG_IGN)
     serve(sys.stdin.buffer, sys.stdout.buffer)

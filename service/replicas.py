@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +27,10 @@ log = logging.getLogger("tokenslab.replicas")
 RESTART_S: Final = 1.0  # doubled with each death in a row, up to RESTART_MAX_S
 RESTART_MAX_S: Final = 30.0
 STEADY_S: Final = 60.0  # who lived so long has not died in a row
+# Tells a replica to stop at once. It does not count SIGTERM as a lone service does: whoever stops a whole control group,
+# as systemd does, sends it one beside the supervisor's.
+AT_ONCE: Final = signal.SIGQUIT
+STOPPED_WHILE_LOADING: Final = (128 + signal.SIGTERM, -signal.SIGTERM)
 CANNOT_START: Final = (1, 2)  # `tokenslab serve` refuses the bundles, or the settings
 BACKLOG: Final = 4096
 
@@ -58,6 +63,7 @@ class Supervisor:
         self._settings = settings
         self._command = command
         self._stopping = asyncio.Event()
+        self._at_once = False
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._listeners: list[socket.socket] = []
         self._code = 0
@@ -73,8 +79,9 @@ class Supervisor:
         port: int = shared.getsockname()[1]
         owns = [_listen(settings.host, settings.port and port + 1 + i) for i in range(settings.replicas)]
         lifeline, mine = os.pipe()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._pass_on, number)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._send, signal.SIGHUP)
         alone = ", ".join(str(own.getsockname()[1]) for own in owns)
         scheme = "http" if settings.ssl_certfile is None else "https"
         self._listeners = [shared, *owns]
@@ -84,14 +91,25 @@ class Supervisor:
         os.close(mine)
         return self._code
 
-    def _pass_on(self, number: signal.Signals) -> None:
-        if number != signal.SIGHUP:
-            self._stopping.set()
-            # A socket that is open here would take connections for nobody, once the replicas have closed theirs.
-            for listener in self._listeners:
-                listener.close()
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stopping.is_set():
+            self._at_once = True
+            self._code = 128 + number
+            self._send(AT_ONCE)
+        else:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        # A socket that is open here would take connections for nobody, once the replicas have closed theirs.
+        for listener in self._listeners:
+            listener.close()
+        self._send(signal.SIGTERM)
+
+    def _send(self, number: signal.Signals) -> None:
         for process in self._processes.values():
-            process.send_signal(number)
+            with suppress(ProcessLookupError):  # it has just ended; the others are to hear of it all the same
+                process.send_signal(number)
 
     async def _keep(self, index: int, place: Place) -> None:
         loop, deaths = asyncio.get_running_loop(), 0
@@ -104,15 +122,16 @@ class Supervisor:
             )
             self._processes[index] = process
             if self._stopping.is_set():  # the signal came while it was being started
-                process.terminate()
+                self._send(AT_ONCE if self._at_once else signal.SIGTERM)
             code = await process.wait()
             del self._processes[index]
             if self._stopping.is_set():
-                self._code = self._code or code
+                if code not in STOPPED_WHILE_LOADING:  # which costs nobody an answer
+                    self._code = self._code or code
                 return
             if code in CANNOT_START and not deaths and loop.time() - began < STEADY_S:
                 self._code = code
-                self._pass_on(signal.SIGTERM)
+                self._stop()
                 return
             deaths = 1 if loop.time() - began > STEADY_S else deaths + 1
             delay = min(RESTART_S * 2 ** (deaths - 1), RESTART_MAX_S)

@@ -20,6 +20,7 @@ from service.app import App
 from service.errors import DescriptorsError
 from service.http import ConnectionLimits, HttpProtocol, http_protocol
 from service.lifecycle import Lifecycle
+from service.replicas import AT_ONCE
 from service.settings import Settings
 from service.tls import tls_options
 
@@ -38,7 +39,7 @@ class Server(uvicorn.Server):
     """On a signal: ready says 503 at once, requests are served for `drain_delay_s` more, then what was accepted is."""
 
     def __init__(self, app: App, settings: Settings, lifeline: int | None = None) -> None:
-        """`lifeline` is a pipe whose end is as good as SIGTERM: whoever started this process has gone."""
+        """`lifeline` is a pipe whose end is as good as SIGTERM: the supervisor of this replica has gone."""
         allow_descriptors(settings.max_connections + SPARE_DESCRIPTORS)
         super().__init__(server_config(app, settings))
         app.metrics.connections.set_function(lambda: len(self.server_state.connections))
@@ -57,11 +58,13 @@ class Server(uvicorn.Server):
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         if self._lifeline is not None:
             loop.add_reader(self._lifeline, self._orphaned)
+            loop.add_signal_handler(AT_ONCE, self._stop_at_once, AT_ONCE)
         try:
             yield
         finally:
             if self._lifeline is not None:
                 loop.remove_reader(self._lifeline)
+                loop.remove_signal_handler(AT_ONCE)
             for number in (*SIGNALS, signal.SIGHUP):
                 loop.remove_signal_handler(number)
 
@@ -89,13 +92,18 @@ class Server(uvicorn.Server):
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._lifecycle.draining:
-            log.warning("%s again: stopping at once", number.name)
-            self.stopped_by = number
-            self.should_exit = self.force_exit = True
+            if self._lifeline is None:
+                self._stop_at_once(number)
             return
         log.info("%s: not ready any more; serving for %.1f s, then draining", number.name, self._drain_delay_s)
         self._lifecycle.draining = True
         asyncio.get_running_loop().call_later(self._drain_delay_s, self._close)
+
+    def _stop_at_once(self, number: signal.Signals) -> None:
+        log.warning("%s%s: stopping at once", number.name, " again" if self._lifecycle.draining else "")
+        self._lifecycle.draining = True
+        self.stopped_by = number
+        self.should_exit = self.force_exit = True
 
     def _close(self) -> None:
         self.should_exit = True

@@ -13,7 +13,7 @@ import pytest
 import tritonclient.http as triton
 
 from tests.bundles import relu_ffn, write_bundle
-from tests.e2e.server import Server, binary, serving
+from tests.e2e.server import Server, binary, end, serving, start, wait_until_listening
 
 D = 8
 ALICE, ROOT, LATER = "alice-" + "a" * 16, "root-" + "r" * 16, "later-" + "l" * 16
@@ -120,6 +120,18 @@ def test_a_hangup_rotates_the_keys(guarded: Server, keys: Path) -> None:
     while ask(guarded, "/v2", LATER)[0] != 200:
         assert time.monotonic() < until
     assert ask(guarded, "/v2", ALICE)[0] == 200
+
+
+def test_a_hangup_while_models_load_ends_nothing(root: Path, keys: Path) -> None:
+    server = start(root, "--threads", "1", "--api-keys-file", str(keys))
+    try:
+        assert server.process.stdout is not None
+        assert "loaded ffn" in server.process.stdout.readline()
+        server.signal(signal.SIGHUP)
+        wait_until_listening(server)
+        assert ask(server, "/v2", ALICE)[0] == 200
+    finally:
+        end(server)
 
 
 def test_without_an_admin_key_nobody_may_load(models: Path) -> None:

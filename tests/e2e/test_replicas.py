@@ -86,3 +86,39 @@ def test_a_bundle_that_cannot_be_served_stops_them_all_with_its_reason(tmp_path:
         assert "Traceback" not in output
     finally:
         end(server)
+
+
+def test_a_stop_told_to_every_process_of_the_group_is_one_stop(tmp_path: Path) -> None:
+    """As systemd does it: each replica has SIGTERM twice, from there and from its supervisor."""
+    write_bundle(tmp_path, "ffn", relu_ffn(D, 2 * D))
+    with serving(tmp_path, "--threads", "1", "--replicas", "2", "--drain-delay", "2") as server:
+        ports = own_ports(server)
+        for port in ports:
+            Server(server.process, port).ask("/v2/health/ready")
+        for child in replicas(server):
+            child.send_signal(signal.SIGTERM)
+        server.signal(signal.SIGTERM)
+        assert eventually(lambda: Server(server.process, ports[0]).ask("/v2/health/ready")[0] == 503, 1)
+        for port in ports:
+            assert len(Server(server.process, port).infer("ffn", np.ones((2, D), np.float32))) == 2
+        assert server.wait(30) == 0
+
+
+def test_a_second_signal_stops_every_replica_at_once(tmp_path: Path) -> None:
+    write_bundle(tmp_path, "ffn", relu_ffn(D, 2 * D))
+    with serving(tmp_path, "--threads", "1", "--replicas", "2", "--drain-delay", "600") as server:
+        for port in own_ports(server):
+            Server(server.process, port).ask("/v2/health/ready")
+        children = replicas(server)
+        server.signal(signal.SIGTERM)
+        server.logged("serving for 600.0 s")
+        server.signal(signal.SIGTERM)
+        assert server.wait(30) == 128 + signal.SIGTERM
+        assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+
+
+def test_a_stop_while_a_replica_loads_is_no_failure(tmp_path: Path) -> None:
+    write_bundle(tmp_path, "ffn", relu_ffn(D, 2 * D))
+    with serving(tmp_path, "--threads", "1", "--replicas", "2", "--drain-delay", "0") as server:
+        server.signal(signal.SIGTERM)  # they have only been started
+        assert server.wait(30) == 0
