@@ -105,7 +105,7 @@ class BodiesFull(QueueFull):
 
 
 class UnsupportedEncoding(Unsupported):
-    """A Content-Encoding other than gzip and deflate."""
+    """A Content-Encoding other than gzip and deflate, or a Transfer-Encoding other than chunked."""
 
 
 class HeadTooLarge(RequestError):

@@ -48,6 +48,10 @@ class InferHead:
                 if self.encoding:
                     raise UnsupportedEncoding("Content-Encoding: found twice, expected one coding")
                 self.encoding = value.strip().lower().decode("latin-1")
+            elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":  # the parser undoes no other
+                raise UnsupportedEncoding(
+                    f"Transfer-Encoding: found {value[:40].decode('latin-1')!r}, expected chunked alone"
+                )
         if self.encoding == "identity":
             self.encoding = ""
         if self.encoding and self.encoding not in ENCODINGS:

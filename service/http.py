@@ -200,16 +200,22 @@ class HttpProtocol(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.limits.head_bytes:
             self._refuse_head()
             raise _Refused
+        if not self._goes_direct():
+            self._as_asgi()  # it may fail, on a target that is none: until here it is the head that is wrong
         self._in_head = False
         self._unparsed = 0
         self._cancel_head_timer()
-        if self._direct is not None and self._free and self._goes_on():
-            head = self._direct.head(self.parser.get_method(), self.url, self.headers)
-            client_id = None if head is None else self._direct.client(head, self._peer)
-            if head is not None and client_id is not None:
-                self._parsed = self._begin(head, client_id)
-                return
-        self._as_asgi()
+
+    def _goes_direct(self) -> bool:
+        """Whether this request goes the direct way; it has begun then."""
+        if self._direct is None or not self._free or not self._goes_on():
+            return False
+        head = self._direct.head(self.parser.get_method(), self.url, self.headers)
+        client_id = None if head is None else self._direct.client(head, self._peer)
+        if head is None or client_id is None:
+            return False
+        self._parsed = self._begin(head, client_id)
+        return True
 
     def _goes_on(self) -> bool:
         return self.parser.get_http_version() == "1.1" and bool(self.parser.should_keep_alive())

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 LINGER_S: Final = 1.0  # for the client to see the end and close
 DISCARD_BYTES: Final = 8 << 20  # read and forgotten meanwhile; who sends more is cut off
+FLUSH_S: Final = 0.1  # between looks whether TLS has written its last answer
 
 
 class Parting:
@@ -41,7 +42,7 @@ class Parting:
         self._ending = True
         self.write = self.writelines = _drop
         if not self._transport.can_write_eof():  # TLS, which says itself that it ends
-            self._transport.close()
+            self._close_written()
             return
         self._transport.write_eof()
         self._transport.resume_reading()
@@ -51,6 +52,18 @@ class Parting:
         """For a connection on which nothing is under way."""
         self._ending = True
         self._transport.close()
+        # Over TLS it would wait for the client's goodbye, and clients look at no connection that they put by.
+        self._timer = self._loop.call_later(LINGER_S, self._transport.abort)
+
+    def _close_written(self) -> None:
+        """TLS has a time for its own end, which is not to run while a client still reads its answer.
+
+        Who reads nothing of it is cut off by `slow_reader`.
+        """
+        if self._transport.get_write_buffer_size() and not self._transport.is_closing():
+            self._timer = self._loop.call_later(FLUSH_S, self._close_written)
+        else:
+            self._transport.close()
 
     def forget(self, size: int) -> None:
         """Bytes that came after `close`."""

@@ -27,8 +27,8 @@ log = logging.getLogger("tokenslab.replicas")
 RESTART_S: Final = 1.0  # doubled with each death in a row, up to RESTART_MAX_S
 RESTART_MAX_S: Final = 30.0
 STEADY_S: Final = 60.0  # who lived so long has not died in a row
-# Tells a replica to stop at once. It does not count SIGTERM as a lone service does: whoever stops a whole control group,
-# as systemd does, sends it one beside the supervisor's.
+# Tells a replica to stop at once. It does not count SIGTERM as a lone service does: whoever stops a whole control
+# group, as systemd does, sends it one beside the supervisor's.
 AT_ONCE: Final = signal.SIGQUIT
 STOPPED_WHILE_LOADING: Final = (128 + signal.SIGTERM, -signal.SIGTERM)
 CANNOT_START: Final = (1, 2)  # `tokenslab serve` refuses the bundles, or the settings

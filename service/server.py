@@ -18,19 +18,22 @@ import uvicorn
 
 from service.app import App
 from service.errors import DescriptorsError
+from service.handshakes import TlsLimits, TlsLoop
 from service.http import ConnectionLimits, HttpProtocol, http_protocol
 from service.lifecycle import Lifecycle
 from service.replicas import AT_ONCE
 from service.settings import Settings
 from service.tls import tls_options
+from service.turned_away import LINGERING
 
 log = logging.getLogger("tokenslab.server")
 
 # Between closing the listener and closing idle connections: bytes in flight on a local network arrive well within it.
 LINGER_S = 0.25
 
-# Beside connections: the listener, the event loop's own, logs, and model files while they are read.
-SPARE_DESCRIPTORS = 64
+# Beside connections: those being turned away, the listener, the event loop's own, logs, the pipes of the JSON process,
+# and model files while they are read.
+SPARE_DESCRIPTORS = LINGERING + 64
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -45,9 +48,17 @@ class Server(uvicorn.Server):
         app.metrics.connections.set_function(lambda: len(self.server_state.connections))
         self._lifecycle: Lifecycle = app.lifecycle
         self._drain_delay_s = settings.drain_delay_s
+        self._tls_limits = TlsLimits(
+            settings.max_connections + LINGERING, settings.head_timeout_s, settings.write_timeout_s
+        )
         self._reload_keys = app.gate.reload
         self._lifeline = lifeline
         self.stopped_by: signal.Signals | None = None  # set by a second signal
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal ends it."""
+        with asyncio.Runner(loop_factory=lambda: TlsLoop(self._tls_limits)) as runner:
+            runner.run(self.serve(sockets))
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

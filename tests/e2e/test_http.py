@@ -18,7 +18,9 @@ import psutil
 import pytest
 
 from service.errors import DescriptorsError
-from service.server import allow_descriptors
+from service.json_decoder import INLINE_JSON
+from service.server import SPARE_DESCRIPTORS, allow_descriptors
+from service.turned_away import LINGERING
 from tests.e2e.conftest import D
 from tests.e2e.server import Server, binary, serving
 
@@ -154,6 +156,28 @@ def test_what_is_no_http_gets_the_protocols_error(strict: Server) -> None:
     assert json.loads(got.partition(b"\r\n\r\n")[2])["error"].startswith("HTTP: ")
 
 
+@pytest.mark.parametrize("before", [b"", b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["first", "later"])
+@pytest.mark.parametrize("target", ["http://x", "http://x?y", "http://[::1", "http://x:99999/v2", "mailto:x"])
+def test_a_target_that_is_none_is_told_so_and_costs_the_answer_before_nothing(
+    strict: Server, target: str, before: bytes
+) -> None:
+    method = "CONNECT" if target == "mailto:x" else "GET"  # for which the parser itself takes anything
+    with strict.raw(before + f"{method} {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode()) as link:
+        got = everything(link)
+    assert [part[:4] for part in got.split(b"HTTP/1.1 ")[1:]] == [b"200 "] * bool(before) + [b"400 "]
+    assert json.loads(got.rpartition(b"\r\n\r\n")[2])["error"].startswith("HTTP: ")
+
+
+def test_a_transfer_coding_beside_chunked_is_refused(strict: Server) -> None:
+    body = post("ffn", 1).partition(b"\r\n\r\n")[2]
+    lines = "Host: x\r\nConnection: close\r\nTransfer-Encoding: gzip, chunked"
+    start = f"POST /v2/models/ffn/infer HTTP/1.1\r\n{lines}\r\n\r\n"
+    with strict.raw(start.encode() + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)) as link:
+        got = everything(link)
+    assert got.startswith(b"HTTP/1.1 501 ")
+    assert b"Transfer-Encoding: found 'gzip, chunked'" in got
+
+
 def test_an_upgrade_that_is_not_spoken_is_ignored_and_the_body_is_read(strict: Server) -> None:
     extra = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
     with strict.raw(post("ffn", 3, extra)) as link:
@@ -235,6 +259,25 @@ def test_a_connection_beyond_the_limit_is_told_so_and_one_that_ends_makes_room(m
         assert server.metric("tokenslab_rejections_total", reason="connections") >= 3
         for link in links:
             link.close()
+
+
+def test_those_who_are_turned_away_take_no_descriptor_that_the_service_needs(models: Path) -> None:
+    values = ",".join(["0.12345678"] * (D * 200))
+    entry = f'{{"name": "tokens", "datatype": "FP32", "shape": [200, {D}], "data": [{values}]}}'
+    large = f'{{"inputs": [{entry}]}}'.encode()  # so that another process is started for it
+    assert len(large) > INLINE_JSON
+    with serving(models, "--threads", "1", TOKENSLAB_MAX_CONNECTIONS="3") as server:
+        link = server.connect()
+        link.request("GET", "/v2/health/live")
+        assert link.getresponse().read()
+        process = psutil.Process(server.process.pid)
+        process.rlimit(psutil.RLIMIT_NOFILE, (3 + SPARE_DESCRIPTORS, process.rlimit(psutil.RLIMIT_NOFILE)[1]))
+        crowd = [server.raw() for _ in range(LINGERING + 100)]
+        link.request("POST", "/v2/models/ffn/infer", large)
+        response = link.getresponse()
+        assert response.status == 200, response.read()
+        for one in [link, *crowd]:
+            one.close()
 
 
 def test_more_connections_than_the_system_allows_files_are_refused_at_the_start(

@@ -74,6 +74,22 @@ def test_tls_is_spoken_with_the_certificate_and_nothing_else_is(
             stranger.request("GET", "/v2")
 
 
+def test_a_client_that_idles_over_tls_does_not_hold_up_the_stop(
+    root: Path, authority: trustme.CA, certificate: tuple[Path, Path]
+) -> None:
+    chain, key = certificate
+    flags = ("--ssl-certfile", str(chain), "--ssl-keyfile", str(key), "--drain-delay", "0", "--drain-limit", "60")
+    with serving(root, "--threads", "1", *flags) as server:
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        link = HTTPSConnection("127.0.0.1", server.port, timeout=20, context=context)
+        link.request("GET", "/v2")
+        assert link.getresponse().read()
+        server.signal(signal.SIGTERM)  # its goodbye is not read, as that of any pooled connection
+        assert server.wait(30) == 0
+        link.close()
+
+
 def test_clients_without_a_certificate_of_the_authority_are_kept_out(
     root: Path, authority: trustme.CA, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
