@@ -276,7 +276,8 @@ def test_those_who_are_turned_away_take_no_descriptor_that_the_service_needs(mod
         link.request("POST", "/v2/models/ffn/infer", large)
         response = link.getresponse()
         assert response.status == 200, response.read()
-        for one in [link, *crowd]:
+        link.close()
+        for one in crowd:
             one.close()
 
 
