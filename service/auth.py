@@ -173,6 +173,8 @@ def _keys(setting: str, given: SecretStr | None, file: Path | None) -> dict[str,
     found: dict[str, str] = {}
     if given is not None:
         _collect(found, setting, given.get_secret_value().split(","))
+        if not found:  # a secret that did not arrive must not open the service
+            raise KeysError(f"{setting}: no key in it; without keys it is to be unset")
     if file is not None:
         try:
             lines = file.read_text("ascii").splitlines()

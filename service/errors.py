@@ -188,6 +188,10 @@ class BundleError(TokenslabError):
     """A bundle that cannot be served: the message names the file and the reason."""
 
 
+class RoomError(BundleError):
+    """A bundle that there is no memory for beside the others: it may fit once one of them is unloaded."""
+
+
 class DescriptorsError(TokenslabError):
     """The process may not open as many files as the settings need."""
 

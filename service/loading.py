@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime as ort
 
 from service.arena import ArenaUse
-from service.errors import BundleError
+from service.errors import BundleError, RoomError
 from service.manifest import MANIFEST, Manifest, Variant, read_manifest
 from service.memory import Memory
 from service.model import Model
@@ -100,7 +100,9 @@ def load_bundle(
         taken = in_use() + sum({model.label: model.memory_bytes for model in named.values()}.values())
         _check_room(folder / variant.file, LOADING * variant.total_bytes, taken, settings)
         model = _load_variant(folder, manifest, variant, settings, between)
-        _check_room(folder / variant.file, model.memory_bytes, taken, settings)
+        _check_room(
+            folder / variant.file, model.memory_bytes, taken, settings, BundleError
+        )  # a try is too dear to repeat
         named[model.label] = model
         if variant.precision == manifest.default_precision:
             named[manifest.name] = model
@@ -134,10 +136,12 @@ def _load_variant(folder: Path, manifest: Manifest, variant: Variant, settings: 
     return model
 
 
-def _check_room(path: Path, needed: float, taken: int, settings: Settings) -> None:
+def _check_room(
+    path: Path, needed: float, taken: int, settings: Settings, error: type[BundleError] = RoomError
+) -> None:
     budget = settings.max_memory_mib * MIB
     if budget and taken + needed > budget:
-        raise BundleError(
+        raise error(
             f"{path}: needs {needed / MIB:.1f} MiB, {taken / MIB:.1f} MiB are taken by other models, "
             f"max_memory_mib is {settings.max_memory_mib:g}"
         )

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 from service.background import in_thread
-from service.errors import BundleError, LoadFailed, NotFound, ProviderError
+from service.errors import BundleError, LoadFailed, NotFound, ProviderError, RoomError
 from service.model import Model
 from service.repository import Key, Loaded, Repository
 from service.settings import Settings
@@ -42,7 +42,9 @@ class ModelControl:
         self._pinned: dict[str, set[int]] = {}  # versions that were asked for beside the policy's
         self._withdrawn: set[str] = set()  # bundles that were unloaded, until they are asked for again
         self._failed: dict[Key, str] = {}  # fingerprints that are not tried again by polling
+        self._said: dict[Key, str] = {}  # why a version could not be loaded, as the log has it
         self._seen: dict[Key, str] = {}  # fingerprints at the last poll
+        self._absent: set[Key] = set()  # what is served and was not on disk at the last poll
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def load(self, name: str, version: int | None = None) -> None:
@@ -100,7 +102,8 @@ class ModelControl:
     async def poll(self, seconds: float) -> None:
         """Look at the folder every `seconds`; a new or changed version is served, one that has gone is not.
 
-        A version is taken only when two looks in a row find its files alike: it may be being written.
+        A version is taken only when two looks in a row find its files alike: it may be being written. It is let go only
+        when two in a row do not find it: it may be being replaced.
         """
         while True:
             await asyncio.sleep(seconds)
@@ -121,8 +124,15 @@ class ModelControl:
             settled = {key for key, fingerprint in seen.items() if self._seen.get(key) == fingerprint}
             self._seen = seen
             self._repository.forget_remarks(seen)
+            absent = {
+                (name, str(version))
+                for name, versions in bundles.items()
+                for version in self._repository.loaded(name).keys() - versions.keys()
+            }
+            waiting = {name for name, _ in absent - self._absent}
+            self._absent = absent
             for name, versions in bundles.items():
-                if name not in self._withdrawn:
+                if name not in self._withdrawn | waiting:
                     wanted = self._wanted(name, versions)
                     fresh = {
                         version: found
@@ -200,14 +210,18 @@ class ModelControl:
             if clash is not None:
                 raise BundleError(f"{found.folder}: {clash}")
         except (BundleError, ProviderError, OSError, MemoryError) as error:
-            log.error("%s version %d: %s", name, version, error)
-            self._failed[name, str(version)] = found.fingerprint
+            if self._said.get((name, str(version))) != str(error):
+                log.error("%s version %d: %s", name, version, error)
+            self._said[name, str(version)] = str(error)
+            if _is_of_the_files(error):
+                self._failed[name, str(version)] = found.fingerprint
             reason = f"its files have changed and cannot be served: {error}" if serving else str(error)
             self._repository.remark(name, str(version), "READY" if serving else "UNAVAILABLE", reason)
             return str(error)
         finally:
             self._repository.clear_remark(name, str(version), "LOADING")
         self._failed.pop((name, str(version)), None)
+        self._said.pop((name, str(version)), None)
         return fresh
 
     def _leave(self, models: Iterable[Model], reason: str = "") -> asyncio.Future[None]:
@@ -230,3 +244,10 @@ class ModelControl:
         for key in keys:
             if self._repository.clear_remark(*key, "UNLOADING") and reason:
                 self._repository.remark(*key, "UNAVAILABLE", reason)
+
+
+def _is_of_the_files(error: Exception) -> bool:
+    """Whether a version will fail so again unless its files change; a lack of memory or descriptors may pass."""
+    cause = error.__cause__
+    passing = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+    return isinstance(error, BundleError | ProviderError) and not isinstance(error, RoomError) and not passing

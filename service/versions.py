@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,8 +53,9 @@ def scan_bundle(folder: Path) -> Versions:
             name = path.name
             if not (path.is_dir() and name.isascii() and name.isdigit() and str(int(name)) == name):
                 raise BundleError(f"{path}: not a version folder (expected a whole number)")
-            versions[int(name)] = Found(path, _fingerprint(path))
-    except FileNotFoundError:  # never there, or taken away meanwhile
+            with suppress(FileNotFoundError):  # taken away meanwhile
+                versions[int(name)] = Found(path, _fingerprint(path))
+    except FileNotFoundError:  # the bundle was never there, or was taken away
         return {}
     except OSError as cause:
         raise BundleError(f"{cause.filename}: {cause.strerror}") from cause
@@ -76,13 +78,18 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Of the manifest's bytes and every file's name, size and time: cheap enough to take at every poll."""
+    """Of the manifest's bytes and every visible file's name, size and time: cheap enough to take at every poll.
+
+    A file under way (its name begins with a dot), an editor's lock and a link to nothing are no part of a version.
+    """
     digest = hashlib.sha256()
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
-            state = entry.stat()
-            digest.update(f"{entry.name}/{state.st_size}/{state.st_mtime_ns}\n".encode())
-    manifest = folder / MANIFEST
-    if manifest.exists():
-        digest.update(manifest_bytes(manifest))
+            if entry.name.startswith("."):
+                continue
+            with suppress(FileNotFoundError):
+                state = entry.stat()
+                digest.update(f"{entry.name}/{state.st_size}/{state.st_mtime_ns}\n".encode())
+    with suppress(FileNotFoundError):
+        digest.update(manifest_bytes(folder / MANIFEST))
     return digest.hexdigest()

@@ -178,6 +178,13 @@ def test_a_file_without_keys_does_not_open_the_gate(tmp_path: Path) -> None:
             gate(api_keys_file=file)
 
 
+@pytest.mark.parametrize("value", ["", " , ", "# none"])
+@pytest.mark.parametrize("setting", ["api_keys", "admin_keys"])
+def test_a_variable_without_keys_does_not_open_the_gate_either(setting: str, value: str) -> None:
+    with pytest.raises(KeysError, match=f"{setting}: no key in it"):
+        gate(**{setting: value})
+
+
 def test_no_setting_or_error_shows_a_key() -> None:
     settings = Settings(api_keys=SecretStr(f"alice:{ALICE}"))
     with pytest.raises(ValidationError) as wrong:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
+import os
 import shutil
 import weakref
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from service.errors import LoadFailed, NotFound
+from service.errors import LoadFailed, NotFound, RoomError
 from service.loading import load_bundle, load_repository
 from service.manifest import MANIFEST
 from service.model import Model
@@ -143,12 +145,15 @@ def test_a_version_that_vanishes_is_unloaded_and_freed(root: Path) -> None:
         gone = weakref.ref(stage.repository.get("ffn", "1"))
         shutil.rmtree(root / "ffn" / "1")
         await stage.control.look()
+        assert stage.repository.versions("ffn") == ("1", "2"), "it may be being replaced"
+        await stage.control.look()
         for _ in range(3):
             await asyncio.sleep(0)
         assert stage.repository.versions("ffn") == ("2",)
         gc.collect()
         assert gone() is None, "its session is still held"
         shutil.rmtree(root / "ffn")
+        await stage.control.look()
         await stage.control.look()
         assert stage.served() == ["other/1", "other-fp32/1"]
 
@@ -236,5 +241,77 @@ def test_another_bundle_that_cannot_be_read_does_not_stop_polling(root: Path) ->
         for _ in range(2):
             await stage.control.look()
         assert stage.repository.get("mean").version == "1"
+
+    asyncio.run(story())
+
+
+def test_what_comes_and_goes_in_a_version_s_folder_unloads_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `verify --write` does it, an editor that locks the manifest, and a copy that is renamed."""
+
+    async def story() -> None:
+        stage = Stage(root)
+        before = stage.repository.get("ffn")
+        folder = root / "ffn" / "1"
+        (folder / ".#manifest.json").symlink_to("somebody@somewhere.1234")
+        (folder / "notes").symlink_to("nothing")
+        for _ in range(3):
+            await stage.control.look()
+        (folder / ".manifest.json.1a2b.tmp").write_text("{")
+        temporary = folder / "copy.tmp"
+        temporary.write_text("")
+        scandir = os.scandir
+
+        def late(path: Any) -> Any:
+            found = scandir(path)
+            temporary.unlink(missing_ok=True)  # it was listed, or will not be
+            return found
+
+        monkeypatch.setattr(os, "scandir", late)
+        for _ in range(3):
+            await stage.control.look()
+        assert stage.repository.get("ffn") is before
+
+    asyncio.run(story())
+
+
+def test_a_version_that_steps_aside_while_it_is_replaced_stays_served(root: Path) -> None:
+    async def story() -> None:
+        put(root, version=2)
+        stage = Stage(root)
+        before = stage.repository.get("ffn")
+        aside = root / "ffn" / ".2.old"
+        for _ in range(3):
+            (root / "ffn" / "2").rename(aside)
+            await stage.control.look()
+            aside.rename(root / "ffn" / "2")
+            await stage.control.look()
+        assert stage.repository.get("ffn") is before
+        assert stage.repository.versions("ffn") == ("2",), "the older one is not asked for"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("lacking", [OSError(errno.EMFILE, "Too many open files"), MemoryError(), RoomError("full")])
+def test_what_failed_for_lack_of_something_is_tried_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lacking: Exception
+) -> None:
+    async def story() -> None:
+        stage = Stage(root)
+        lacks = True
+
+        def load(found: Any) -> Any:
+            if lacks:
+                raise lacking
+            return load_bundle(found, stage.settings)
+
+        monkeypatch.setattr(stage.control, "_load_bundle", load)
+        put(root, version=2)
+        for _ in range(5):
+            await stage.control.look()
+        assert stage.repository.get("ffn").version == "1"
+        lacks = False
+        await stage.control.look()
+        assert stage.repository.get("ffn").version == "2"
+        assert len([record for record in caplog.records if "ffn version 2" in record.message]) == 1
 
     asyncio.run(story())
