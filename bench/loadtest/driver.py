@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 
 from bench.bodies import Body
 from bench.loadtest.arrivals import Times
-from bench.loadtest.records import CONNECT, LOST, RECORD, TIMEOUT, Records
+from bench.loadtest.records import CONNECT, LOST, NO_ANSWER, RECORD, TIMEOUT, Records
 from bench.loadtest.target import Target
 
+OK: Final = 200
 BODY_CACHE_BYTES: Final = 128 << 20
 BODIES_OF_A_SIZE: Final = 4
 LAG_EVERY_S: Final = 0.02
@@ -254,6 +255,8 @@ class _Driver:
 
     def _record(self, curl: pycurl.Curl, status: int) -> None:
         now, transfer = self._now(), self._of[curl]
+        if status == OK and curl.getinfo(pycurl.SIZE_DOWNLOAD_T) < self._job.target.answer_bytes:
+            status = NO_ANSWER
         self._multi.remove_handle(curl)
         self._flying -= 1
         self._free.append(transfer)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 CONNECT: Final = -1
 TIMEOUT: Final = -2
 LOST: Final = -3
-KINDS: Final = {CONNECT: "connect", TIMEOUT: "timeout", LOST: "read"}
+NO_ANSWER: Final = -4  # a 200 that holds less than any answer of the model does
+KINDS: Final = {CONNECT: "connect", TIMEOUT: "timeout", LOST: "read", NO_ANSWER: "no answer in a 200"}
 
 # Times in seconds from the start of the stage; milliseconds and tokens from Server-Timing, NaN and 0 without it.
 RECORD: Final = np.dtype(

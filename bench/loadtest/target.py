@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from http.client import HTTPException, HTTPResponse
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +18,8 @@ from numpy.typing import NDArray
 from bench.bodies import JSON_LENGTH, Body
 
 DISCOVERY_S: Final = 10.0
+DISCOVERY_BYTES: Final = 16 << 20
+JSON_VALUE_BYTES: Final = 2  # a digit and a comma, at least
 NUMPY: Final = {
     "FP16": "<f2",
     "FP32": "<f4",
@@ -58,13 +63,17 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a model answers, what it takes, and how it is asked: binary tensors or JSON."""
+    """Where a model answers, what it takes, and how it is asked: binary tensors or JSON.
+
+    A 200 of less than `answer_bytes` is no answer, to one token or more.
+    """
 
     url: str
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
     binary: bool = True
     headers: tuple[tuple[str, str], ...] = ()
+    answer_bytes: int = 0
 
     def body(self, tokens: int, rng: np.random.Generator) -> Body:
         """A request of `tokens` random tokens."""
@@ -95,7 +104,7 @@ def discover(server: str, model: str, *, binary: bool = True, headers: Mapping[s
         TargetError: the server does not answer as the protocol says, or an input has a type that no load is made for.
     """
     base, given = f"{server.rstrip('/')}/v2/models/{model}", dict(headers or {})
-    metadata = json.loads(_ask(base, given, None)[1])
+    metadata = _document(base, _ask(base, given, None)[1])
     try:
         inputs = tuple(Input(i["name"], i["datatype"], tuple(map(int, i["shape"]))) for i in metadata["inputs"])
         outputs = tuple(str(output["name"]) for output in metadata["outputs"])
@@ -107,18 +116,31 @@ def discover(server: str, model: str, *, binary: bool = True, headers: Mapping[s
                 f"input {each.name!r}: {each.datatype} cannot be sent {'binary' if binary else 'as JSON'}"
             )
     target = Target(f"{base}/infer", inputs, outputs, binary, tuple(given.items()))
-    _check(target)
-    return target
+    return replace(target, answer_bytes=_check(target))
 
 
-def _check(target: Target) -> None:
-    """Load on a model that only answers errors measures nothing: ask once before."""
+def _check(target: Target) -> int:
+    """Load on a model that only answers errors measures nothing: ask once before. Returns an answer's least size."""
     body = target.body(1, np.random.default_rng(0))
     headers, content = _ask(target.url, body.headers, body.content)
     size = headers.get(JSON_LENGTH)
-    answered = [output["name"] for output in json.loads(content[: int(size)] if size else content)["outputs"]]
+    if size is not None and not (size.isdecimal() and int(size) <= len(content)):
+        raise TargetError(f"{target.url}: {JSON_LENGTH}: {size}, of an answer of {len(content)} bytes")
+    document = _document(target.url, content if size is None else content[: int(size)])
+    try:
+        answered = {str(output["name"]): prod(map(int, output["shape"])) for output in document["outputs"]}
+    except (KeyError, TypeError, ValueError) as fault:
+        raise TargetError(f"{target.url}: no answer of a model: {str(document)[:200]}") from fault
     if set(answered) != set(target.outputs):
-        raise TargetError(f"{target.url}: answered {answered}, its metadata says {list(target.outputs)}")
+        raise TargetError(f"{target.url}: answered {list(answered)}, its metadata says {list(target.outputs)}")
+    return len(content) if size is not None else JSON_VALUE_BYTES * sum(answered.values())
+
+
+def _document(url: str, content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as fault:
+        raise TargetError(f"{url}: no JSON: {content[:80]!r}") from fault
 
 
 def _ask(url: str, headers: Mapping[str, str], content: bytes | None) -> tuple[Mapping[str, str], bytes]:
@@ -127,9 +149,21 @@ def _ask(url: str, headers: Mapping[str, str], content: bytes | None) -> tuple[M
     try:  # the scheme was just looked at
         request = urllib.request.Request(url, content, dict(headers))  # noqa: S310
         with urllib.request.urlopen(request, timeout=DISCOVERY_S) as answer:  # noqa: S310
-            return answer.headers, answer.read()
+            return answer.headers, _read(url, answer)
     except urllib.error.HTTPError as refusal:
         with refusal:
             raise TargetError(f"{url}: {refusal.code} {refusal.read(500)!r}") from refusal
-    except OSError as fault:
-        raise TargetError(f"{url}: {fault}") from fault
+    except (OSError, HTTPException) as fault:
+        raise TargetError(f"{url}: {fault or type(fault).__name__}") from fault
+
+
+def _read(url: str, answer: HTTPResponse) -> bytes:
+    """The whole body, if it ends within bounds; urllib's own timeout starts again with every byte."""
+    content, until = bytearray(), time.monotonic() + DISCOVERY_S
+    while piece := answer.read1(1 << 16):
+        content += piece
+        if len(content) > DISCOVERY_BYTES or time.monotonic() > until:
+            raise TargetError(f"{url}: {len(content)} bytes of an answer, and no end of it")
+    if answer.length:
+        raise TargetError(f"{url}: an answer that ends {answer.length} bytes early")
+    return bytes(content)

@@ -7,6 +7,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import trustme
 
 from bench.loadtest.driver import Job, drive
-from bench.loadtest.records import CONNECT, LOST, TIMEOUT
+from bench.loadtest.records import CONNECT, LOST, NO_ANSWER, TIMEOUT
 from bench.loadtest.target import Input, Target
 
 ANSWER = (
@@ -24,7 +25,7 @@ Serve = Callable[[socket.socket, int], bool]
 
 
 @contextmanager
-def _server(serve: Serve, tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, list[int]]]:
+def serve_each(serve: Serve, tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, list[int]]]:
     """One connection at a time; `serve(connection, no)` answers its request `no` and says whether it goes on.
 
     Gives the URL, and how many requests each connection brought.
@@ -72,7 +73,7 @@ def _read_request(connection: socket.socket) -> bool:
         received += piece
     head, _, body = received.partition(b"\r\n\r\n")
     length = next(
-        int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
+        (int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0
     )
     while len(body) < length:
         body += connection.recv(65536)
@@ -95,7 +96,7 @@ def _open_loop(url: str, requests: int, timeout_s: float = 5.0) -> list[int]:
 
 
 def test_connections_are_kept_and_what_the_server_says_of_its_window_is_recorded() -> None:
-    with _server(_answer) as (url, counts):
+    with serve_each(_answer) as (url, counts):
         part = drive(Job(_target(url), np.ones(5, np.int64), 1, 1.0, 5.0, 0, np.arange(5, dtype=np.float64) * 0.01))
         assert counts == [5]
     assert [part.records[name].tolist() for name in ("queue_ms", "compute_ms", "window_tokens")] == [
@@ -109,7 +110,7 @@ def test_a_request_whose_connection_ends_is_lost_and_not_sent_again_unseen() -> 
     def end_the_second(connection: socket.socket, no: int) -> bool:
         return no != 2 and _answer(connection, no)
 
-    with _server(end_the_second) as (url, counts):
+    with serve_each(end_the_second) as (url, counts):
         assert _open_loop(url, 4) == [200, LOST, 200, 200]
         assert sum(counts) == 4
 
@@ -119,8 +120,19 @@ def test_an_answer_cut_short_is_lost() -> None:
         connection.sendall(ANSWER[:-1])
         return False
 
-    with _server(cut) as (url, _):
+    with serve_each(cut) as (url, _):
         assert _open_loop(url, 2) == [LOST, LOST]
+
+
+def test_a_200_that_holds_less_than_any_answer_is_an_error() -> None:
+    def serve(connection: socket.socket, no: int) -> bool:
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\ngarbage" if no == 1 else ANSWER)
+        return True
+
+    with serve_each(serve) as (url, _):
+        target = replace(_target(url), answer_bytes=8)
+        part = drive(Job(target, np.ones(2, np.int64), 1, 1.0, 5.0, 0, np.array([0.0, 0.02])))
+    assert part.records["status"].tolist() == [NO_ANSWER, NO_ANSWER]
 
 
 def test_what_is_no_http_is_lost() -> None:
@@ -128,13 +140,13 @@ def test_what_is_no_http_is_lost() -> None:
         connection.sendall(b"\x00\x01nothing that a client knows\r\n\r\n")
         return False
 
-    with _server(babble) as (url, _):
+    with serve_each(babble) as (url, _):
         assert _open_loop(url, 1) == [LOST]
 
 
 def test_a_server_that_says_nothing_is_given_up_after_the_timeout() -> None:
     silent = threading.Event()
-    with _server(lambda *_: silent.wait(10) and False) as (url, _):
+    with serve_each(lambda *_: silent.wait(10) and False) as (url, _):
         assert _open_loop(url, 1, timeout_s=0.1) == [TIMEOUT]
         silent.set()
 
@@ -145,7 +157,7 @@ def test_a_certificate_counts_if_this_machine_trusts_its_authority(
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    with _server(_answer, context) as (url, _):
+    with serve_each(_answer, context) as (url, _):
         assert _open_loop(url, 1) == [CONNECT]
         trusted = tmp_path / "trusted.pem"
         authority.cert_pem.write_to_path(str(trusted))
