@@ -27,5 +27,7 @@ def bundle_folder(path: Path) -> Path:
         raise BundleError(f"{path}: {cause.strerror}") from cause
     versions = [int(name) for name in names if re.fullmatch(r"[1-9][0-9]*", name)]
     if not versions:
-        raise BundleError(f"{path}: neither {MANIFEST} nor a version folder in it")
+        bundles = sorted(child.parent.parent.name for child in path.glob(f"*/*/{MANIFEST}"))
+        named = f"; its bundles are {', '.join(dict.fromkeys(bundles))}" if bundles else ""
+        raise BundleError(f"{path}: neither {MANIFEST} nor a version folder in it{named}")
     return path / str(max(versions))

@@ -15,6 +15,7 @@ import typer
 from pydantic import ValidationError
 
 from service.errors import TokenslabError
+from service.listening import check_port
 from service.logs import configure_logs
 from service.replicas import AT_ONCE, Place, supervise
 from service.settings import Settings
@@ -105,6 +106,8 @@ def _run(settings: Settings, place: Place | None) -> None:
     from service.server import Server
 
     try:
+        if place is None:
+            check_port(settings.host, settings.port)
         app = create_app(settings, load_repository(settings))
     except TokenslabError as error:
         typer.echo(f"tokenslab serve: {error}", err=True)

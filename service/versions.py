@@ -29,11 +29,15 @@ def bundle_folders(root: Path) -> list[Path]:
     """Every folder of `root`, by name; names that begin with a dot are exports under way.
 
     Raises:
-        BundleError: `root` is no folder, or cannot be read.
+        BundleError: `root` is no folder, or a bundle, or cannot be read.
     """
     if not root.is_dir():
         raise BundleError(f"{root.absolute()}: the model repository is not a folder")
     try:
+        for path in (root, *_visible(root)):
+            if (path == root or path.name.isdigit()) and (path / MANIFEST).is_file():
+                above = root.absolute().parents[1 if path == root else 0]
+                raise BundleError(f"{root.absolute()}: a bundle, not a model repository; did you mean {above}?")
         return sorted(path for path in _visible(root) if path.is_dir())
     except OSError as cause:
         raise BundleError(f"{cause.filename}: {cause.strerror}") from cause

@@ -167,11 +167,11 @@ def test_a_repository_that_cannot_be_read_is_named_with_the_systems_reason(tmp_p
     assert "Traceback" not in output
 
 
-def test_a_port_in_use_is_said_and_the_exit_is_not_zero(models: Path) -> None:
+def test_a_port_in_use_is_said_before_any_model_is_loaded(models: Path) -> None:
     with serving(models) as server:
         code, output = outcome(start(models, "--port", str(server.port)))
-    assert code != 0
-    assert "address already in use" in output
+    assert code == 1
+    assert output == f"tokenslab serve: 127.0.0.1:{server.port}: Address already in use (--port 0 takes a free one)\n"
 
 
 def test_uvicorns_own_command_serves_the_factory(models: Path) -> None:

@@ -157,6 +157,13 @@ def test_no_repository_and_an_empty_one_are_errors(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("below", ["ffn", "ffn/1"])
+def test_a_bundle_given_as_the_repository_is_told_from_one(tmp_path: Path, below: str) -> None:
+    write_bundle(tmp_path, "ffn", relu_ffn(8, 16))
+    with pytest.raises(BundleError, match=rf"a bundle, not a model repository; did you mean {tmp_path}\?"):
+        load(tmp_path / below)
+
+
 def test_a_corrupted_file_is_named_with_both_hashes(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path, "ffn", relu_ffn(8, 16))
     octets = bytearray((folder / "fp32.onnx").read_bytes())
