@@ -81,6 +81,16 @@ console-test: .venv/.ready ## The console in headless Chromium: renders, moves, 
 	$(PIP) --editable '.[browser]'
 	CHROMIUM=$(CHROMIUM) SHOTS=build/console $(BIN)/pytest -m browser tests/browser
 
+# locust patches whatever imports it, and pytest would: it has an environment of its own.
+build/locust/bin/locust: constraints.txt
+	$(PYTHON) -m venv build/locust
+	build/locust/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt locust
+	touch $@
+
+.PHONY: recipes-test
+recipes-test: .venv/.ready build/locust/bin/locust ## wrk and locust load the service as docs/load-testing.md says
+	$(BIN)/pytest tests/bench/loadtest/test_page_of_docs.py
+
 .PHONY: docker-test
 docker-test: .venv/.ready ## Build the image and run it for real: confined, right, and losing nothing when stopped
 	$(BIN)/python -m deploy.docker_test

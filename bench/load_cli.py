@@ -89,5 +89,8 @@ def load(
         changes = [] if baseline is None else compare(baseline, found, tolerance, latency_tolerance)
     if changes:
         show_changes(console, changes)
-    if options.failed(found) or any(change.regressed for change in changes):
+    regressed = [change for change in changes if change.regressed]
+    for change in regressed:
+        typer.echo(f"tokenslab bench load: regressed: {change}", err=True)
+    if options.failed(found) or regressed:
         raise typer.Exit(1)

@@ -35,6 +35,10 @@ class Change:
             return self.now < self.then * (1 - self.tolerance)
         return self.now > self.then * (1 + self.tolerance)
 
+    def __str__(self) -> str:
+        now = "gone" if self.now is None else f"{self.now:.3f}"
+        return f"{self.name}: {self.then:.3f} then, {now} now (tolerance {self.tolerance:.0%})"
+
 
 def read_baseline(path: Path) -> Document:
     """A document that an earlier run wrote; raises BaselineError."""

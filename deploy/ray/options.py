@@ -76,6 +76,13 @@ class Scaling(BaseModel):
         return {**options, "autoscaling_config": autoscaling}
 
 
+class FrontScaling(Scaling):
+    """Replicas of a pipeline's front, which runs no model: it may reserve no core, as Ray's own proxies do."""
+
+    cpus: int = Field(1, ge=0, description="Cores that a front reserves")
+    max_replicas: int = Field(2, ge=1)
+
+
 class ServiceOptions(BaseModel):
     """Arguments of `deploy.ray.service:service`.
 
@@ -100,7 +107,7 @@ class PipelineOptions(ServiceOptions):
 
     model: str
     version: int = Field(1, ge=1)
-    front: Scaling = Scaling(max_replicas=2)
+    front: FrontScaling = FrontScaling()
 
 
 def engine_settings(options: ServiceOptions, cpus: int) -> Settings:

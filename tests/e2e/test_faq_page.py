@@ -54,6 +54,7 @@ REQUESTS: dict[str, tuple[str, Any]] = {
 NETS = "from torch import nn\n\n\ndef factory():\n    return nn.Conv1d(8, 8, 3, padding=1)\n"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "… no bundle in it (looked for <name>/<version>/…)": ("serve", "--models", "empty"),
+    "…: a bundle, not a model repository; did you mean …?": ("serve", "--models", "models/demo-ffn"),
     "… exists: pass --version for another, or --overwrite": (
         *("export", "random", "ffn", "--name", "demo-ffn", "--d", "8", "--d-ff", "8", "--models", "models"),
     ),

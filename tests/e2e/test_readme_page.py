@@ -1,4 +1,4 @@
-"""README.md: its curl and its client, as they stand there, against the two bundles that the repository ships."""
+"""README.md: its service, its curl and its client, as they stand there, with the bundles that the repository ships."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import shell
 from tests.e2e.server import Server, serving
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +19,9 @@ PAGE = (ROOT / "README.md").read_text()
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving(ROOT / "models", "--threads", "1") as running:
+    program, command, flag, models, *more = shell("README.md", ".venv/bin/tokenslab serve").split()
+    assert (program, command, flag) == (".venv/bin/tokenslab", "serve", "--models")
+    with serving(ROOT / models, *more, "--threads", "1") as running:
         yield running
 
 

@@ -49,6 +49,11 @@ def test_closed_open_and_replayed_load_become_one_report_and_a_baseline(
         done = tokenslab(*command, "--ci", str(baseline))
         assert done.exit_code == code, done.output
         assert "Against the baseline" in done.output
+        said = [line for line in done.stderr.splitlines() if "regressed: " in line]
+        assert len(said) == code * len(lenient)
+        for name, line in zip(lenient, said, strict=False):
+            assert line.startswith(f"tokenslab bench load: regressed: {name}: ")
+            assert line.endswith("now (tolerance 10%)")
 
 
 @pytest.mark.parametrize(

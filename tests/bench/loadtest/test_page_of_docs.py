@@ -1,4 +1,4 @@
-"""docs/load-testing.md: its commands run, and wrk's and locust's recipes send what the service takes."""
+"""docs/load-testing.md: its commands run, and wrk and locust (`make recipes-test`) load the service by its recipes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from bench.server import Server
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "load-testing.md").read_text()
+LOCUST = ROOT / "build" / "locust" / "bin" / "locust"
 COMMANDS = re.findall(r"^tokenslab bench load (.*)$", PAGE, re.MULTILINE)
 QUICK = ("--seconds", "0.3", "--warm-up", "0", "--rounds", "1", "--threads", "1", "--processes", "1")
 
@@ -57,6 +58,20 @@ def test_the_commands_of_the_page_run_in_their_order(
     assert (tmp_path / "build" / "load.html").exists()
 
 
+def test_the_sweep_of_windows_of_the_page_recommends_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands, with a server of its own; shortened."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench.loadtest.sweep, "LIMIT_S", 0.02)
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    app = typer.Typer()
+    bench.cli.register(app)
+    (line,) = re.findall(r"^tokenslab (bench windows .*)$", PAGE, re.MULTILINE)
+    done = CliRunner().invoke(app, [*shlex.split(line), *QUICK])
+    assert done.exit_code == 0, done.output
+    assert "recommended: max_window_tokens" in done.output
+    assert (tmp_path / "build" / "windows.html").exists()
+
+
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
 def test_the_recipe_for_wrk_is_answered(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -68,6 +83,19 @@ def test_the_recipe_for_wrk_is_answered(server: Server, tmp_path: Path, monkeypa
     before = server.counts()["tokenslab_requests_total"]
     done = subprocess.run(shlex.split(words), capture_output=True, text=True, timeout=30, check=True)
     assert "Non-2xx" not in done.stdout
+    assert server.counts()["tokenslab_requests_total"] > before
+
+
+@pytest.mark.skipif(not LOCUST.exists(), reason="make recipes-test installs locust: it patches whatever imports it")
+def test_the_recipe_for_locust_is_answered(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "locustfile.py").write_text(block("python", "from locust"))
+    (line,) = re.findall(r"^locust .*$", PAGE, re.MULTILINE)
+    words = shlex.split(line.replace("http://127.0.0.1:8000", server.url).replace("10s", "2s"))
+    before = server.counts()["tokenslab_requests_total"]
+    done = subprocess.run(
+        [str(LOCUST), *words[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr  # 1 if any request failed
     assert server.counts()["tokenslab_requests_total"] > before
 
 
