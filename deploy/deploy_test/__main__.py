@@ -6,7 +6,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from deploy.deploy_test.keda import KedaFault, run_keda
 from deploy.deploy_test.kserve import KServeFault, run_kserve
+from deploy.deploy_test.packages import PackageMissing
 from deploy.deploy_test.scale import ScaleFailed, run_scale
 from deploy.docker_test.__main__ import say
 from deploy.docker_test.answers import WrongAnswer
@@ -19,7 +21,7 @@ ELSEWHERE = (
     ("compose profile observe", "its images come from a registry; its rules, dashboard and metrics are tested"),
     ("compose profile gpu", "needs an NVIDIA GPU and its container toolkit"),
     ("kustomize build, server-side admission, scheduling and scaling", "need a cluster"),
-    ("KServe itself", "needs a cluster"),
+    ("KServe and KEDA themselves", "need a cluster"),
 )
 
 
@@ -31,6 +33,12 @@ class PartFailed(Exception):
     """A part was run and failed."""
 
 
+FAULTS = (
+    *(PartFailed, KServeFault, KedaFault, ScaleFailed),
+    *(DockerFault, Turned, WrongAnswer, TokenslabError),
+)
+
+
 def main() -> int:
     """Run every part and sum up."""
     summary, failed = [], False
@@ -38,9 +46,9 @@ def main() -> int:
         say(f"=== {name}")
         try:
             outcome = f"passed: {part()}"
-        except NotRun as reason:
+        except (NotRun, PackageMissing) as reason:
             outcome = f"NOT RUN: {reason}"
-        except (PartFailed, KServeFault, ScaleFailed, DockerFault, Turned, WrongAnswer, TokenslabError) as fault:
+        except FAULTS as fault:
             outcome, failed = f"FAILED: {fault}", True
         say(outcome)
         summary.append(f"{name}: {outcome}")
@@ -75,6 +83,7 @@ def _command(command: list[str], what: str) -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "manifests, alerts and dashboard": _files,
     "KServe resources": lambda: run_kserve(ROOT / "deploy" / "kubernetes" / "kserve"),
+    "KEDA's scaling object": lambda: run_keda(ROOT / "deploy" / "kubernetes" / "components" / "keda"),
     "compose profile scale": _scale,
     "Ray cluster": _ray,
 }

@@ -1,49 +1,27 @@
-"""Our KServe resources against the fields of KServe's own models, read out of its Python package without running it.
-
-A field that KServe does not know is dropped by its API server in silence; here it is a fault.
-"""
+"""Our KServe resources against the fields of KServe's own models, read out of its Python package without running it."""
 
 from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from deploy.deploy_test.fields import Fields, field_faults
+from deploy.deploy_test.packages import fetch
+
 PACKAGE: Final = "kserve==0.21.0"
 MODELS: Final = "kserve/models/"
 _REQUIRED: Final = re.compile(r"Invalid value for `(\w+)`, must not be `None`")
-_ITEMS: Final = re.compile(r"(?:list\[|dict\(str, )(\w+)[\])]")
 
 
 class KServeFault(Exception):
-    """The package cannot be had, or a resource does not fit it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """Of one model: the type of each field by its name in YAML, and those that must be there."""
-
-    types: Mapping[str, str]
-    required: frozenset[str]
-
-
-def fetch(folder: Path) -> Path:
-    """The wheel of PACKAGE, without what it depends on. Raises KServeFault."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own words
-    if done.returncode:
-        raise KServeFault(f"{PACKAGE} cannot be downloaded: {done.stderr.strip()[-500:]}")
-    (wheel,) = folder.glob("*.whl")
-    return wheel
+    """A resource does not fit KServe's models, or its package has none."""
 
 
 def models(wheel: Path) -> dict[str, Fields]:
@@ -83,30 +61,13 @@ def faults(document: Mapping[str, Any], known: Mapping[str, Fields]) -> list[str
     name = f"{version[:1].upper()}{version[1:]}{document['kind']}"
     if group != "serving.kserve.io" or name not in known:
         return [f"{document['apiVersion']} {document['kind']}: unknown to {PACKAGE}"]
-    return list(_faults(document, name, document["kind"], known))
-
-
-def _faults(value: Any, kind: str, where: str, known: Mapping[str, Fields]) -> Iterator[str]:
-    items = _ITEMS.fullmatch(kind)
-    if items:
-        pairs = enumerate(value) if isinstance(value, list) else value.items()
-        for key, item in pairs:
-            yield from _faults(item, items.group(1), f"{where}[{key}]", known)
-    elif kind in known:
-        fields = known[kind]
-        for name, inner in value.items():
-            if name not in fields.types:
-                yield f"{where}.{name}: {kind} has no such field"
-            else:
-                yield from _faults(inner, fields.types[name], f"{where}.{name}", known)
-        for name in sorted(fields.required - set(value)):
-            yield f"{where}.{name}: {kind} needs it"
+    return list(field_faults(document, name, document["kind"], known))
 
 
 def run_kserve(folder: Path) -> str:
-    """Check every resource under `folder`; what was checked. Raises KServeFault."""
+    """Check every resource under `folder`; what was checked. Raises KServeFault and PackageMissing."""
     with tempfile.TemporaryDirectory(prefix="tokenslab-kserve-") as temporary:
-        known = models(fetch(Path(temporary)))
+        known = models(fetch(PACKAGE, Path(temporary)))
     paths = sorted(folder.glob("*.yaml"))
     wrong = [
         f"{path.name}: {fault}"

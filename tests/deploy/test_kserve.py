@@ -9,7 +9,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from deploy.deploy_test.kserve import Fields, KServeFault, faults, models
+from deploy.deploy_test.fields import Fields
+from deploy.deploy_test.kserve import KServeFault, faults, models
 from tests.deploy.manifests import kinds
 
 SOURCE = """
