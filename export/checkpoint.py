@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,7 +23,9 @@ from service.manifest import file_sha256
 
 PICKLES: Final = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 _INDEX: Final = ".index.json"
+_PICKLED: Final = f".bin{_INDEX}"
 _WHOLE: Final = "model.safetensors"
+T = TypeVar("T")
 _FLOATS: Final = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 
 
@@ -84,30 +86,61 @@ class Checkpoint:
         Raises:
             SourceError: it is missing, misshapen, of another kind, on no device, or not finite in float32.
         """
+        if shape is not None:
+            self.check(key, shape)
+        tensor = self._taken(key, lambda: self._stores[key].get_tensor(key))
+        self.dtypes[str(tensor.dtype).removeprefix("torch.")] += 1
+        return self._finite(key, tensor)
+
+    def check(self, key: str, shape: tuple[int, ...]) -> None:
+        """Raise SourceError unless there is such a tensor of `shape`; it is not read."""
+        if (found := self.shape(key)) != shape:
+            raise SourceError(f"{self.path}: {key} has shape {found}, the config says {shape}")
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Shape of one tensor, which is not read."""
+        return tuple(self._taken(key, lambda: self._stores[key].get_slice(key).get_shape()))
+
+    def some_rows(self, key: str, rows: Sequence[int], d: int) -> Tensor:
+        """Rows of a table of `d` columns as float32, (len(rows), d); the others are not read.
+
+        Raises:
+            SourceError: as for `read`.
+        """
+        self.table(key, d)
+
+        def take() -> Tensor:
+            table = self._stores[key].get_slice(key)
+            return torch.cat([table[row : row + 1] for row in rows])
+
+        return self._finite(key, self._taken(key, take))
+
+    def table(self, key: str, d: int) -> int:
+        """Rows of a table of `d` columns: embeddings, whose number a config need not say.
+
+        Raises:
+            SourceError: it is missing or empty, or has another shape.
+        """
+        shape = self.shape(key)
+        if len(shape) != 2 or shape[0] < 1 or shape[1] != d:
+            raise SourceError(f"{self.path}: {key} has shape {shape}, expected one or more rows of {d}")
+        return shape[0]
+
+    def _taken(self, key: str, take: Callable[[], T]) -> T:
         if key not in self._stores:
             raise SourceError(f"{self.path}: it has no tensor {key}")
         try:
-            tensor = self._stores[key].get_tensor(key)
+            return take()
         except (SafetensorError, OSError) as cause:
             raise SourceError(f"{self.path}: {key} cannot be read: {cause}") from cause
-        if shape is not None and tuple(tensor.shape) != shape:
-            raise SourceError(f"{self.path}: {key} has shape {tuple(tensor.shape)}, the config says {shape}")
+
+    def _finite(self, key: str, tensor: Tensor) -> Tensor:
         if tensor.dtype not in _FLOATS:
             raise SourceError(f"{self.path}: {key} is {tensor.dtype}, expected a floating-point tensor")
-        self.dtypes[str(tensor.dtype).removeprefix("torch.")] += 1
         tensor = tensor.float()
         if not bool(tensor.isfinite().all()):
             raise SourceError(f"{self.path}: {key} holds NaN or infinite values (in float32)")
         return tensor
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        """Shape of one tensor, which is not read."""
-        return tuple(self._stores[key].get_slice(key).get_shape())
-
-    def rows(self, key: str, start: int, stop: int) -> Tensor:
-        """Rows of one tensor as float32; the rest is not read."""
-        rows: Tensor = self._stores[key].get_slice(key)[start:stop]
-        return rows.float()
 
     def provenance(self) -> dict[str, str]:
         """For the manifest: name and SHA-256 of every file, and what the tensors that were read were stored as."""
@@ -221,4 +254,8 @@ def _inside(folder: Path) -> Path:
     for name in (_WHOLE, _WHOLE + _INDEX):
         if (folder / name).is_file():
             return folder / name
-    raise SourceError(f"{folder}: neither {_WHOLE} nor {_WHOLE}{_INDEX} in it")
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES or file.name.endswith(_PICKLED))
+    hint = ""
+    if pickles:
+        hint = f", only {pickles[0]}, a pickle: convert it to safetensors, or name it and pass --trust-pickle"
+    raise SourceError(f"{folder}: neither {_WHOLE} nor {_WHOLE}{_INDEX} in it{hint}")

@@ -37,14 +37,15 @@ def embedding_sampler(checkpoint: Checkpoint, prefix: str, d: int, eps: float) -
     if not all(stem + name in keys for name in names):
         return None
     word, position = (stem + name for name in names[:2])
-    (vocabulary, word_width), (positions, position_width) = checkpoint.shape(word), checkpoint.shape(position)
-    if (word_width, position_width) != (d, d):  # a projection follows, as in ELECTRA
+    widths = {checkpoint.shape(name)[-1:] for name in (word, position)}
+    if len(widths) == 1 and widths != {(d,)} and f"{prefix}embeddings_project.weight" in keys:  # as in ELECTRA
         return None
+    vocabulary, positions = checkpoint.table(word, d), checkpoint.table(position, d)
     ids = np.sort(np.random.default_rng(_SEED).choice(vocabulary, min(_POOL, vocabulary), replace=False))
-    words = torch.cat([checkpoint.rows(word, int(i), int(i) + 1) for i in ids])
-    place = checkpoint.rows(position, 0, min(_POOL, positions))
-    if f"{stem}token_type_embeddings.weight" in keys:
-        place = place + checkpoint.rows(f"{stem}token_type_embeddings.weight", 0, 1)
+    words = checkpoint.some_rows(word, ids.tolist(), d)
+    place = checkpoint.some_rows(position, range(min(_POOL, positions)), d)
+    if (kinds := f"{stem}token_type_embeddings.weight") in keys:
+        place = place + checkpoint.some_rows(kinds, [0], d)
     gain, bias = (checkpoint.read(stem + name, (d,)) for name in names[2:])
 
     def sample(seq_lens: Sequence[int], rng: np.random.Generator) -> Float32:

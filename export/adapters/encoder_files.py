@@ -16,9 +16,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from export.adapters.config_keys import ConfigFile
 from export.blocks import FFN, BlockStack, TransformerBlock
 from export.blocks.transformer import NormPlace
-from export.checkpoint import Checkpoint, read_json
+from export.checkpoint import Checkpoint
 from export.errors import SourceError
 from export.lora import Lora, LoraUpdates
 
@@ -72,29 +73,13 @@ class EncoderConfig:
         Raises:
             SourceError: names the key.
         """
-        values = read_json(path)
-
-        def positive(key: str) -> int:
-            value = values.get(key)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise SourceError(f"{path}: {key} is {value!r}, expected a positive integer")
-            return value
-
-        self.path, self.values = path, values
-        self.d = positive("hidden_size")
-        self.d_ff = positive("intermediate_size")
-        self.heads = positive("num_attention_heads")
-        self.num_layers = positive("num_hidden_layers")
-        if self.d % self.heads:
-            raise SourceError(f"{path}: num_attention_heads {self.heads} does not divide hidden_size {self.d}")
-        eps = values.get("layer_norm_eps", 1e-12)  # transformers' own default
-        if not isinstance(eps, float | int) or isinstance(eps, bool) or not 0 < eps < 1:
-            raise SourceError(f"{path}: layer_norm_eps is {eps!r}, expected a number between 0 and 1")
-        self.eps = float(eps)
-        act = values.get("hidden_act", "gelu")
-        if act not in HIDDEN_ACT:
-            raise SourceError(f"{path}: hidden_act is {act!r}, expected one of {', '.join(HIDDEN_ACT)}")
-        self.activation = HIDDEN_ACT[act]
+        config = ConfigFile(path)
+        self.config, self.path, values = config, path, config.values
+        self.d, self.d_ff = config.size("hidden_size"), config.size("intermediate_size")
+        self.heads, self.num_layers = config.size("num_attention_heads"), config.size("num_hidden_layers")
+        config.check_divides("num_attention_heads", "hidden_size")
+        self.eps = config.fraction("layer_norm_eps", default=1e-12)  # transformers' own default
+        self.activation = HIDDEN_ACT[config.name("hidden_act", HIDDEN_ACT) or "gelu"]
         position = values.get("position_embedding_type", "absolute")
         if position != "absolute":
             raise SourceError(
@@ -136,10 +121,7 @@ def read_encoder(
         SourceError: names the file and the tensor or key that is missing, misshapen, not finite or contradicting.
     """
     layout, prefix, found = _layer_keys(checkpoint, layouts)
-    if len(found) != config.num_layers:
-        raise SourceError(
-            f"{config.path}: num_hidden_layers is {config.num_layers}, {checkpoint.path} has {len(found)} layers"
-        )
+    config.config.check_count("num_hidden_layers", len(found), "layers", checkpoint.path)
     chosen = layer_range(layers, len(found))
     updates = _updates(lora, layouts, len(found))
     blocks = [_Layer(checkpoint, config, layout, index, found[index], updates).block() for index in chosen]

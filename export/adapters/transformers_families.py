@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from export.adapters.config_keys import ConfigKeys
+
 Shape = tuple[int, ...]
 Place = tuple[slice | int, ...]
 Pieces = Callable[[str, Shape], Iterator[tuple[str, Place]]]
@@ -45,9 +47,9 @@ class Family:
     """Where the parts of a family are, in its modules and in its files.
 
     model, config: transformers' classes; prefixes: what its tensors' names may begin with in a file; layers, norm,
-    words, positions: names of its parts; part: the submodule that is exported, which shares the embedding `words`, or
-    the whole model; ignored: tensors of a layer that hold no weights; released: how files name tensors that have this
-    part in their names, where that is not how the module does.
+    words, positions: names of its parts; keys: of its config; part: the submodule that is exported, which shares the
+    embedding `words`, or the whole model; ignored: tensors of a layer that hold no weights; released: how files name
+    tensors that have this part in their names, where that is not how the module does.
     """
 
     model: str
@@ -56,6 +58,7 @@ class Family:
     layers: str
     norm: str
     words: str
+    keys: ConfigKeys
     positions: str | None = None
     part: str = ""
     ignored: str = r"(?!)"
@@ -73,6 +76,22 @@ class Family:
 
 _RELEASED_MIXTRAL: Final = "block_sparse_moe"
 _MODELS: Final = "transformers.models"
+_LLAMA_KEYS: Final = ConfigKeys(
+    sizes=("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
+    optional=("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window"),
+    layers="num_hidden_layers",
+    activation="hidden_act",
+    eps="rms_norm_eps",
+    divides=(("num_key_value_heads", "num_attention_heads"),),
+    heads=("num_attention_heads", "hidden_size"),
+)
+_T5_KEYS: Final = ConfigKeys(
+    sizes=("d_model", "d_kv", "d_ff", "num_heads", "num_layers"),
+    optional=("num_decoder_layers", "relative_attention_num_buckets", "relative_attention_max_distance"),
+    layers="num_layers",
+    activation="dense_act_fn",
+    eps="layer_norm_epsilon",
+)
 _LLAMA: Final = Family(
     f"{_MODELS}.llama.modeling_llama.LlamaModel",
     f"{_MODELS}.llama.configuration_llama.LlamaConfig",
@@ -80,6 +99,7 @@ _LLAMA: Final = Family(
     "layers",
     "norm",
     "embed_tokens",
+    _LLAMA_KEYS,
     ignored=r"self_attn\.rotary_emb\.inv_freq",
 )
 _T5: Final = Family(
@@ -89,6 +109,7 @@ _T5: Final = Family(
     "encoder.block",
     "encoder.final_layer_norm",
     "shared",
+    _T5_KEYS,
     part="encoder",
 )
 # command -> config.json's `model_type` -> family
@@ -106,6 +127,7 @@ FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
             _LLAMA,
             model=f"{_MODELS}.mixtral.modeling_mixtral.MixtralModel",
             config=f"{_MODELS}.mixtral.configuration_mixtral.MixtralConfig",
+            keys=replace(_LLAMA_KEYS, experts="num_local_experts", top_k="num_experts_per_tok"),
             released=(_RELEASED_MIXTRAL, mixtral_pieces),
         )
     },
@@ -117,6 +139,14 @@ FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
             "h",
             "ln_f",
             "wte",
+            ConfigKeys(
+                sizes=("n_embd", "n_head", "n_layer"),
+                optional=("n_inner", "n_positions"),
+                layers="n_layer",
+                activation="activation_function",
+                eps="layer_norm_epsilon",
+                divides=(("n_head", "n_embd"),),
+            ),
             positions="wpe",
             ignored=r"attn\.(masked_)?bias",
         )
@@ -128,6 +158,7 @@ FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
             model=f"{_MODELS}.t5.modeling_t5.T5Model",
             layers="decoder.block",
             norm="decoder.final_layer_norm",
+            keys=replace(_T5_KEYS, layers="num_decoder_layers"),
             part="decoder",
             ignored=r"layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # transformers never used it
         )
@@ -137,6 +168,7 @@ FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
             _T5,
             model=f"{_MODELS}.switch_transformers.modeling_switch_transformers.SwitchTransformersEncoderModel",
             config=f"{_MODELS}.switch_transformers.configuration_switch_transformers.SwitchTransformersConfig",
+            keys=replace(_T5_KEYS, experts="num_experts"),
         )
     },
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from export.adapters.config_keys import ConfigFile
 from export.adapters.encoder_files import layer_range
 from export.adapters.registry import pack
 from export.adapters.transformers_families import Family, Pieces, Place, Shape
-from export.checkpoint import Checkpoint, read_json
+from export.checkpoint import Checkpoint
 from export.errors import SourceError, first_line
 from export.packed import Packed
 
@@ -53,31 +54,31 @@ def pack_files(
             transformers is not installed.
         ExportError: the model has a part without a packed form.
     """
-    values = read_json(config)
-    model_type = values.get("model_type")
+    file = ConfigFile(config)
+    model_type = file.values.get("model_type")
     if not isinstance(model_type, str) or model_type not in families:
-        raise SourceError(f"{config}: model_type is {model_type!r}, expected {' or '.join(map(repr, families))}")
+        raise file.fault("model_type", " or ".join(map(repr, families)))
     family = families[model_type]
-    try:
-        with torch.device("meta"):
-            model: Any = _class(family.model)(_class(family.config).from_dict(values))
-    except ImportError as cause:
-        raise SourceError(f"{model_type}: reading it needs the package transformers ({first_line(cause)})") from cause
-    except Exception as cause:
-        raise SourceError(f"{config}: transformers refuses it: {first_line(cause)}") from cause
-    count = len(model.get_submodule(family.layers))
-    chosen = layer_range(layers, count)
+    activations = _activations(model_type)
+    family.keys.check(file, activations)
+    _check_rope(file)
     with Checkpoint(weights, trust_pickle=trust_pickle) as checkpoint:
         prefix = _prefix(checkpoint, family)
+        count = _check_counts(checkpoint, family, prefix, file)
+        chosen = layer_range(layers, count)
+        model = _empty_model(family, file)
         pieces = family.pieces(checkpoint.keys(), prefix)
         _check_foreign(checkpoint, family, prefix, pieces, model)
         tensors = {
-            name: _read(checkpoint, prefix, pieces(name, shape), shape)
+            name: _read(checkpoint, prefix, list(pieces(name, shape)), shape)
             for name, shape in _wanted(model, family, chosen)
         }
         for part in (family.words, family.positions):
             if part is not None:
-                tensors[f"{part}.weight"] = _some_rows(checkpoint, f"{prefix}{part}.weight", whole=part != family.words)
+                d = model.get_submodule(part).embedding_dim
+                tensors[f"{part}.weight"] = _some_rows(
+                    checkpoint, f"{prefix}{part}.weight", d, whole=part != family.words
+                )
         source = checkpoint.provenance()
     _fill(model, family, chosen, tensors)
     if chosen.stop != count:
@@ -85,7 +86,59 @@ def pack_files(
     return replace(pack(model.get_submodule(family.part), seed=seed), source=source)
 
 
-def _class(name: str) -> Any:
+def _activations(model_type: str) -> Mapping[str, Any]:
+    """transformers' activations, by the names that its configs have for them."""
+    try:
+        found: Mapping[str, Any] = _attribute("transformers.activations.ACT2FN")
+    except ImportError as cause:
+        raise SourceError(f"{model_type}: reading it needs the package transformers ({first_line(cause)})") from cause
+    return found
+
+
+def _check_rope(file: ConfigFile) -> None:
+    """The numbers and the name of a rotary embedding, under its two keys; transformers answers with a bare KeyError."""
+    known = {"default", *_attribute("transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS")}
+    for key in ("rope_parameters", "rope_scaling"):
+        file.check_numbers(key, ignored=("rope_type", "type"))
+        for inner in ("rope_type", "type"):
+            name = (file.values.get(key) or {}).get(inner, "default")
+            if not isinstance(name, str) or name not in known:
+                raise SourceError(f"{file.path}: {key}.{inner} is {name!r}, expected one of {', '.join(sorted(known))}")
+
+
+def _empty_model(family: Family, file: ConfigFile) -> Any:
+    """transformers' module of that config, without values."""
+    try:
+        with torch.device("meta"):
+            return _attribute(family.model)(_attribute(family.config).from_dict(file.values))
+    except Exception as cause:
+        words = " ".join(str(cause).split())  # its validation says which key it was in the second line
+        raise SourceError(f"{file.path}: transformers refuses it: {type(cause).__name__}: {words}") from cause
+
+
+def _check_counts(checkpoint: Checkpoint, family: Family, prefix: str, file: ConfigFile) -> int:
+    """As many layers, and experts in each layer that names its own, as the config says; the number of layers.
+
+    Before the module is made: a thousand times too many would take that much longer to make.
+    """
+    keys = family.keys
+    stem = re.escape(f"{prefix}{family.layers}.")
+    indices = {int(found[1]) for key in checkpoint.keys() if (found := re.match(rf"{stem}(\d+)\.", key))}  # noqa: SIM118
+    if sorted(indices) != list(range(len(indices))):
+        raise SourceError(f"{checkpoint.path}: its layers are {sorted(indices)}, some are missing")
+    key = keys.layers if file.values.get(keys.layers) is not None else "num_layers"  # a T5 decoder is as deep
+    file.check_count(key, len(indices), "layers", checkpoint.path)
+    experts: dict[str, set[str]] = {}
+    for name in checkpoint.keys():  # noqa: SIM118
+        if found := re.match(rf"({stem}.+\.experts)\.(?:expert_)?(\d+)\.", name):
+            experts.setdefault(found[1], set()).add(found[2])
+    for place, found_experts in sorted(experts.items()):
+        if keys.experts is not None:
+            file.check_count(keys.experts, len(found_experts), f"experts in {place}", checkpoint.path)
+    return len(indices)
+
+
+def _attribute(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     return getattr(importlib.import_module(module), attribute)
 
@@ -115,16 +168,17 @@ def _check_foreign(checkpoint: Checkpoint, family: Family, prefix: str, pieces: 
             raise SourceError(f"{checkpoint.path}: {key} has no place in the model that the config describes")
 
 
-def _read(checkpoint: Checkpoint, prefix: str, pieces: Iterator[tuple[str, Place]], shape: Shape) -> Tensor:
+def _read(checkpoint: Checkpoint, prefix: str, pieces: Sequence[tuple[str, Place]], shape: Shape) -> Tensor:
     """One tensor of the module, put together where the file has it in pieces."""
-    whole: Tensor | None = None
+    first, place = pieces[0]
+    if not place:
+        return checkpoint.read(prefix + first, shape)
+    shapes = torch.empty(shape, device="meta")
+    for name, place in pieces:  # before memory is taken for all of it
+        checkpoint.check(prefix + name, tuple(shapes[place].shape))
+    whole = torch.empty(shape)
     for name, place in pieces:
-        if not place:
-            return checkpoint.read(prefix + name, shape)
-        whole = torch.empty(shape) if whole is None else whole
-        part = whole[place]
-        part.copy_(checkpoint.read(prefix + name, tuple(part.shape)))
-    assert whole is not None
+        whole[place] = checkpoint.read(prefix + name)
     return whole
 
 
@@ -136,14 +190,12 @@ def _wanted(model: nn.Module, family: Family, chosen: range) -> Iterator[tuple[s
             yield name, tuple(tensor.shape)
 
 
-def _some_rows(checkpoint: Checkpoint, key: str, *, whole: bool) -> Tensor:
+def _some_rows(checkpoint: Checkpoint, key: str, d: int, *, whole: bool) -> Tensor:
+    rows = checkpoint.table(key, d)
     if whole:
         return checkpoint.read(key)
-    if key not in checkpoint.keys():  # noqa: SIM118
-        raise SourceError(f"{checkpoint.path}: it has no tensor {key}")
-    rows = checkpoint.shape(key)[0]
     ids = np.sort(np.random.default_rng(_SEED).choice(rows, min(_POOL, rows), replace=False))
-    return torch.cat([checkpoint.rows(key, int(row), int(row) + 1) for row in ids])
+    return checkpoint.some_rows(key, ids.tolist(), d)
 
 
 def _fill(model: Any, family: Family, chosen: range, tensors: Mapping[str, Tensor]) -> None:

@@ -19,6 +19,7 @@ from export.adapters.encoder_files import EncoderConfig, Layout, read_encoder
 from export.adapters.encoder_modules import pack_encoder_modules
 from export.adapters.registry import PackOptions, register_adapter
 from export.checkpoint import Checkpoint
+from export.errors import SourceError
 from export.lora import Lora
 from export.packed import Packed, Sampler, pack_stack
 from service.packing import Float32
@@ -86,6 +87,11 @@ def _patch_sampler(checkpoint: Checkpoint, prefix: str, d: int) -> Sampler | Non
     keys = set(checkpoint.keys())
     if not all(name in keys for name in names):
         return None
+    kernel, places = checkpoint.shape(names[0]), checkpoint.shape(names[1])
+    if len(kernel) != 4 or kernel[0] != d:
+        raise SourceError(f"{checkpoint.path}: {names[0]} has shape {kernel}, expected ({d}, channels, height, width)")
+    if len(places) != 3 or places[0] != 1 or places[1] < 1 or places[2] != d:
+        raise SourceError(f"{checkpoint.path}: {names[1]} has shape {places}, expected (1, one or more, {d})")
     projection = checkpoint.read(names[0]).flatten(1)
     positions = checkpoint.read(names[1])[0]
     class_token = checkpoint.read(names[2], (1, 1, d)).flatten()
