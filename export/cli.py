@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from export.cli_options import MakeOptions, with_options
+from export.target import split_target
 from service.errors import TokenslabError
 from service.manifest import file_sha256, read_manifest
 
@@ -85,6 +86,7 @@ def module(
     """
 
     def work(progress: Progress) -> Path:
+        place, _ = split_target(target)
         from export.factory import load_module
         from export.pipeline import export_module
 
@@ -95,9 +97,8 @@ def module(
         progress(f"Load {target}")
         made = load_module(target)
         source = {"factory": target, "class": f"{type(made).__module__}.{type(made).__qualname__}"}
-        file = Path(target.rpartition(":")[0])
-        if file.is_file():
-            source["factory_sha256"] = file_sha256(file)
+        if isinstance(place, Path):
+            source["factory_sha256"] = file_sha256(place)
         if lora is not None:
             from export.lora import Lora
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 from torch import nn
 
 from export.errors import SourceError, first_line
+from export.target import split_target
 
 T = TypeVar("T")
 
@@ -24,10 +25,8 @@ def load_module(target: str) -> nn.Module:
     Raises:
         SourceError: the file, module or attribute is missing, is not callable, raises, or returns something else.
     """
-    place, colon, attribute = target.rpartition(":")
-    if not (place and colon and attribute):
-        raise SourceError(f"{target!r}: expected path/to/file.py:factory or package.module:factory")
-    namespace = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    place, attribute = split_target(target)
+    namespace = _import_file(place) if isinstance(place, Path) else _import_module(place)
     try:
         factory = getattr(namespace, attribute)
     except AttributeError:
@@ -43,8 +42,6 @@ def load_module(target: str) -> nn.Module:
 
 
 def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise SourceError(f"{path}: no such file")
     # Classes of a module must be found in sys.modules to be copied; the name cannot clash with a real package.
     name = f"tokenslab_target.{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)

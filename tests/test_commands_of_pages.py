@@ -69,7 +69,7 @@ RUN_BY: dict[str, dict[str, str]] = {
         "curl": REQUESTS,
     },
     "docs/scaling.md": {
-        "python: from ray import serve": "not run: by `make ray-test` with its own options",
+        "python: from ray import serve": "tests/deploy/ray_cluster/test_ray_cluster.py",
         "tokenslab export random block --name stack": "not run: by `make ray-test`, in these words",
     },
     "docs/wire.md": {"curl": WIRE, "head -c 768": WIRE, "python: import json": WIRE},

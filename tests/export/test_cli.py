@@ -62,6 +62,17 @@ def test_a_random_block_is_exported_and_its_path_printed(app: Typer, tmp_path: P
     )
 
 
+@pytest.mark.parametrize(
+    ("target", "said"), [("absent.py:make", "absent.py: no such file"), ("nets.py", "expected path")]
+)
+def test_a_target_that_is_none_is_refused_before_torch_is_loaded(tmp_path: Path, target: str, said: str) -> None:
+    code = f"import sys, tokenslab; sys.argv = ['tokenslab', 'export', 'module', {target!r}, '--name', 'x']\n"
+    code += "try: tokenslab.main()\nexcept SystemExit as end: sys.exit(7 if 'torch' in sys.modules else end.code)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert said in done.stderr
+
+
 def test_a_file_s_factory_is_exported_with_its_hash(app: Typer, tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text("from torch import nn\ndef make(): return nn.Linear(4, 3)\n")
     words = ["export", "module", f"{tmp_path / 'nets.py'}:make", "--name", "lin", "--models", str(tmp_path / "models")]

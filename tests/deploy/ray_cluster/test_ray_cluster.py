@@ -5,6 +5,7 @@ Run by `make ray-test`, in an environment with Ray and without torch; it makes t
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,6 +90,29 @@ def test_a_pipeline_loses_no_request_with_a_node_and_has_the_bits_of_the_whole(n
     # Sixteen clients keep both replicas of each stage busy: some of what was on the dead node was asked again.
     assert metric(nodes.port, "tokenslab_front_retries") >= 1
     serve.delete("pipeline")
+
+
+def test_ray_adds_a_replica_while_requests_wait(nodes: Nodes) -> None:
+    """One replica is asked for four at once and has all sixteen clients' requests: there may be two."""
+    scaling = {"min_replicas": 1, "max_replicas": 2, "max_per_node": 1, "target_ongoing_requests": 4}
+    scaling |= {"upscale_delay_s": 0, "resources": {REPLICAS: 1}}
+    options = {"settings": {"models": str(SHIPPED), **WAITING}, "scaling": scaling}
+    serve.run(service(ServiceOptions.model_validate(options)), name="tokenslab", route_prefix="/")
+    assert running("tokenslab", "tokenslab") == 1
+    with load(nodes.port, questions(SHIPPED, "demo-block", ["fp32"], 20)) as tally:
+        wait_until(lambda: running("tokenslab", "tokenslab") == 2, "no second replica")
+        tally.wait_for(40, limit_s=60)
+    assert (tally.wrong, tally.failed, tally.gave_up) == ([], [], [])
+    serve.delete("tokenslab")
+
+
+def test_the_program_of_the_page_on_scaling_serves(nodes: Nodes) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/scaling.md").read_text(), re.DOTALL)
+    exec(compile(block.replace("/srv/models", str(SHIPPED)), "docs/scaling.md", "exec"), {})
+    with load(nodes.port, questions(SHIPPED, "demo-block", ["int8"], 5)) as tally:
+        tally.wait_for(20, limit_s=60)
+    assert (tally.wrong, tally.failed, tally.gave_up) == ([], [], [])
+    serve.delete("tokenslab")
 
 
 @pytest.mark.parametrize(("file", "builder"), [("service.yaml", service), ("pipeline.yaml", pipeline)])
