@@ -51,7 +51,9 @@ def add_control_routes(api: FastAPI, parts: Parts) -> None:
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         reason = {404: NotFound.reason, 405: MethodNotAllowed.reason}.get(error.status_code, InvalidInput.reason)
         metrics.rejections.labels(reason).inc()
-        detail = f"{request.method} {request.url.path}: {error.detail}"
+        allowed = (error.headers or {}).get("Allow")
+        hint = f"; it takes {allowed}" if allowed else "; /docs has the paths" if error.status_code == 404 else ""
+        detail = f"{request.method} {request.url.path}: {error.detail}{hint}"
         return JSONResponse({"error": detail}, error.status_code, error.headers)
 
     @api.exception_handler(RequestValidationError)

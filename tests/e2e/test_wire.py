@@ -68,6 +68,17 @@ def test_unknown_paths_and_methods_have_the_protocols_error(
     assert error_of(data)
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v2/models", "GET /v2/models: Not Found; /docs has the paths"),
+        ("/v2/repository/index", "GET /v2/repository/index: Method Not Allowed; it takes POST"),
+    ],
+)
+def test_who_takes_a_wrong_turn_is_told_where_to_go(server: Server, path: str, said: str) -> None:
+    assert error_of(server.ask(path)[2]) == said
+
+
 def test_json_binary_raw_and_npy_give_the_same_bits(server: Server) -> None:
     x = tokens(3)
     want = server.infer("ffn", x)
