@@ -58,7 +58,8 @@ def main() -> None:
 
 def _name_extra(command: str, missing: ModuleNotFoundError) -> NoReturn:
     extra = COMMANDS[command][1]
-    typer.echo(f"tokenslab {command} needs the package {missing.name!r}: pip install 'tokenslab[{extra}]'", err=True)
+    install = f"pip install 'tokenslab[{extra}]', or '.[{extra}]' in a checkout"
+    typer.echo(f"tokenslab {command} needs the package {missing.name!r}: {install}", err=True)
     raise SystemExit(2) from missing
 
 
