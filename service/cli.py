@@ -102,10 +102,15 @@ def _run(settings: Settings, place: Place | None) -> None:
         signal.signal(number, _stop_loading)
     # Here and not above, so that `tokenslab --help` loads no ONNX Runtime.
     from service.app import create_app
+    from service.auth import Gate
     from service.loading import load_repository
     from service.server import Server
+    from service.tls import tls_options
 
     try:
+        # Both are read again when they are used; what is wrong with them is not to be learnt after minutes of loading.
+        Gate(settings)
+        tls_options(settings)
         if place is None:
             check_port(settings.host, settings.port)
         app = create_app(settings, load_repository(settings))

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from service.errors import BundleError
 
+MOST: Final = (1 << 63) - 1  # what JSON writers take: the service tells these numbers
 MANIFEST: Final = "manifest.json"
 MAX_MANIFEST_BYTES: Final = 16 << 20  # a large one has a few hundred KiB
 REFERENCE: Final = "reference.npz"
@@ -63,7 +64,7 @@ class Certificate(Strict):
 
     kind: CertificateKind
     max_drift: float = Field(ge=0, description="largest |alone - batched| seen over finite outputs, 0 when exact")
-    rows: int = Field(ge=0, description="rows compared; 0 where nothing was measured")
+    rows: int = Field(ge=0, le=MOST, description="rows compared; 0 where nothing was measured")
     checks: dict[str, bool] = Field(description="name of each comparison -> whether it held bit for bit")
     session: dict[str, str] = Field(description="session options and ONNX Runtime version it was measured with")
     machine: str = Field(description="processor it was measured on")
@@ -255,10 +256,10 @@ class Manifest(Strict):
         None, ge=1, description="width of `memory`, one per sequence with `memory_seq_lens`; null: the model takes none"
     )
     max_sequence_tokens: int | None = Field(
-        None, ge=1, description="longest sequence that its table of positions holds; null: any"
+        None, ge=1, le=MOST, description="longest sequence that its table of positions holds; null: any"
     )
     default_precision: Precision
-    parameters: int = Field(ge=1)
+    parameters: int = Field(ge=1, le=MOST)
     active_parameters: int | None = Field(
         default=None, ge=1, description="what one token meets of them, where experts share the tokens"
     )

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from service.cpu import cpu_quota
 
 MIB = 1 << 20
+MOST_TOKENS = 1 << 40  # beyond any memory, and within what JSON's readers take for a whole number
 
 
 # Kubernetes sets TOKENSLAB_PORT and more in every pod of a namespace with a Service named `tokenslab`.
@@ -100,6 +101,7 @@ class Settings(BaseSettings):
     max_queue_tokens: int = Field(
         131_072,
         ge=1,
+        le=MOST_TOKENS,
         description="Tokens accepted and not yet answered; more: longer waits instead of 429, and up to so many rows "
         "of answers in memory",
     )
@@ -151,7 +153,9 @@ class Settings(BaseSettings):
     write_timeout_s: float = Field(
         30, gt=0, le=86_400, description="How long a client may read nothing of its answer before it is cut off"
     )
-    keep_alive_s: int = Field(75, ge=1, description="How long an idle connection stays open; above a proxy's own")
+    keep_alive_s: int = Field(
+        75, ge=1, le=86_400, description="How long an idle connection stays open; above a proxy's own"
+    )
     drain_delay_s: float = Field(
         2,
         ge=0,
@@ -245,10 +249,10 @@ class Settings(BaseSettings):
         if self.default_priority > self.priority_levels:
             raise ValueError(f"default_priority: {self.default_priority} of {self.priority_levels} priority_levels")
         given = self.max_priority_tokens
-        if given and (len(given) != self.priority_levels or min(given) < 1):
+        if given and (len(given) != self.priority_levels or min(given) < 1 or max(given) > MOST_TOKENS):
             raise ValueError(
-                f"max_priority_tokens: {','.join(map(str, given))}, expected {self.priority_levels} whole numbers >= 1 "
-                "(priority_levels)"
+                f"max_priority_tokens: {','.join(map(str, given))}, expected {self.priority_levels} whole numbers "
+                "from 1 to 2^40 (priority_levels)"
             )
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from math import prod
 from typing import Final
 
@@ -13,6 +14,7 @@ from service.packing import Float32, Int64
 from service.protocol.arrange import Decoded, Signature, arrange, check_shape, in_kind, show, token_shape
 
 _FP32: Final = np.dtype("<f4")
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 _HEADER: Final = 4096  # bytes; numpy pads its headers to 64
 
 
@@ -26,7 +28,8 @@ def decode_npy(signature: Signature, body: memoryview, seq_lens: str | None) -> 
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, fortran, dtype = read(head)
     except Exception as cause:  # numpy evaluates the header as a Python literal: it may fail in any way
-        raise InvalidInput(f"npy: not a readable header of format 1.0 or 2.0: {cause}") from cause
+        reason = _ADDRESS.sub("", str(cause))  # where things lie in our memory is nobody's business
+        raise InvalidInput(f"npy: not a readable header of format 1.0 or 2.0: {reason}") from cause
     dims = check_shape(shape, "npy: shape")
     if dtype != _FP32:
         raise InvalidInput(f"npy: dtype {dtype.str}, expected <f4 (float32)")

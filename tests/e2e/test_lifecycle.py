@@ -61,6 +61,13 @@ def test_a_wrong_setting_is_named(
     assert "Traceback" not in output
 
 
+@pytest.mark.parametrize("setting", ["API_KEYS_FILE", "SSL_CERTFILE"])
+def test_a_file_that_cannot_be_used_is_named_before_models_are_loaded(models: Path, setting: str) -> None:
+    code, output = outcome(start(models, **{f"TOKENSLAB_{setting}": "/nowhere/file"}))
+    assert (code, f"{setting.lower()}" in output) == (1, True)
+    assert "loaded" not in output
+
+
 def test_it_starts_and_answers_where_nothing_can_be_written(models: Path) -> None:
     # No file of any size: what a full disk and a read-only root have in common. The log goes to a pipe.
     command = f"ulimit -f 0; exec {sys.executable} -m tokenslab serve --models {models} --port 0 --threads 1"

@@ -52,6 +52,12 @@ def test_an_npy_fault_names_its_field(body: memoryview, lens: str | None, messag
         decode_npy(BLOCK, body, lens)
 
 
+def test_a_header_that_is_no_literal_tells_no_address_of_ours() -> None:
+    with pytest.raises(InvalidInput, match="not a readable header") as raised:
+        decode_npy(BLOCK, npy_header("'<f4'", "False", "(f(), 4)"), None)
+    assert "0x" not in str(raised.value)
+
+
 def npy_header(descr: str, fortran: str, shape: str) -> memoryview:
     text = f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}".encode().ljust(118) + b"\n"
     return memoryview(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)

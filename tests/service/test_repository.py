@@ -185,6 +185,8 @@ def test_a_missing_variant_is_named(tmp_path: Path) -> None:
         ({"d_in": "wide"}, "d_in"),
         ({"kind": "other"}, "kind"),
         ({"surplus": 1}, "surplus"),
+        ({"parameters": 1 << 64}, "parameters"),
+        ({"max_sequence_tokens": 1 << 64}, "max_sequence_tokens"),
         ({"variants": []}, "variants"),
         ({"default_precision": "int8"}, "no variant has precision 'int8'"),
         ({"name": "other"}, "it describes other/1, its folder is ffn/1"),

@@ -45,7 +45,15 @@ def test_what_kubernetes_sets_for_a_service_of_this_name_is_explained(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("host", ""), ("max_window_tokens", 10**12), ("max_sequence_tokens", 10**12), ("threads", 10**5)],
+    [
+        ("host", ""),
+        ("max_window_tokens", 10**12),
+        ("max_sequence_tokens", 10**12),
+        ("threads", 10**5),
+        ("max_queue_tokens", 1 << 64),  # orjson refuses it: /config was a 500
+        ("max_priority_tokens", f"1,1,{1 << 64}"),
+        ("keep_alive_s", 10**6),
+    ],
 )
 def test_a_value_that_no_machine_has_is_refused(name: str, value: object) -> None:
     with pytest.raises(ValidationError, match=name):
