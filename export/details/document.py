@@ -43,7 +43,9 @@ class Fused(_Strict):
     pattern: str
     kernels: list[str] = Field(description="any of which it should become")
     expected: int = Field(ge=1)
-    found: int = Field(ge=0)
+    found: int = Field(ge=0, description="of the expected places")
+    written: bool = Field(default=False, description="the file has the kernel itself: nothing fuses, it is only kept")
+    missed: list[str] = Field(default=[], description="the places that did not, by the weight's module and the node")
     share_of_time: float | None = Field(description="of a run, by the operators that did not fuse; null: all did")
 
     @property

@@ -35,13 +35,17 @@ def sections(details: Details, plots: Sequence[str]) -> Iterator[str]:
             variant.precision,
             fused.pattern,
             " or ".join(fused.kernels),
-            f"{min(fused.found, fused.expected)} of {fused.expected}",
+            f"{fused.found} of {fused.expected}{', as written' if fused.written else ''}",
             "-" if fused.share_of_time is None else f"**{fused.share_of_time:.1%}**",
         )
         for variant in details.variants
         for fused in variant.fusions
     ]
     yield table(("precision", "pattern", "becomes", "fused", "share of a run's time by what did not"), rows)
+    for variant in details.variants:
+        yield from (
+            f"{variant.precision}, {f.pattern}: not at {', '.join(f.missed)}." for f in variant.fusions if f.missed
+        )
     speeds = [
         (
             variant.precision,
