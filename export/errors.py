@@ -17,6 +17,10 @@ class ProofError(ExportError):
     """A measured property does not hold: equality with the original, position-wise, parity or the certificate."""
 
 
+class NoRoutingMargin(ProofError):
+    """Noise at the routers would send most tokens to other experts: nothing is left to compare."""
+
+
 def first_line(cause: BaseException) -> str:
     """Name a foreign exception in one line, for the message of ours."""
     text = str(cause).strip().splitlines()

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
-from export.errors import ExportError, ProofError, first_line
+from export.errors import ExportError, NoRoutingMargin, ProofError, first_line
 from export.experts import recorded_routing
 from export.packed import Packed
 from export.precision import float64_layer_by_layer
@@ -87,12 +87,13 @@ def measure(session: ort.InferenceSession, cases: Sequence[Case], routing: Seque
     With `routing`, over the tokens that its noise does not send to other experts; a case without any has no row.
 
     Raises:
-        ProofError: an output has the wrong shape or is not finite, or most tokens have no routing margin.
+        ProofError: an output has the wrong shape or is not finite.
+        NoRoutingMargin: most tokens have no routing margin.
     """
     counted = [with_margin(case.routed, routing, len(case.tokens)) for case in cases]
     share = sum(int(rows.sum()) for rows in counted) / sum(map(len, counted))
     if share < LEAST_WITH_MARGIN:
-        raise ProofError(
+        raise NoRoutingMargin(
             f"only {share:.0%} of the tokens have a margin that the noise at the routers ({_noise(routing)}) cannot "
             "flip"
         )

@@ -13,7 +13,7 @@ import onnxruntime as ort
 from export import parity
 from export.blocks import longest_sequence
 from export.certify import certify, check_position_wise, runner
-from export.errors import ExportError, ProofError
+from export.errors import ExportError, NoRoutingMargin, ProofError
 from export.graph import width_of_output
 from export.half import scanned_widths
 from export.lowering import lower
@@ -190,7 +190,8 @@ def _within_budget(
 ) -> _Written:
     """The first candidate that holds its bar, found by halving: closer candidates cost time, not accuracy.
 
-    Matmuls stay float only for an SQNR that the user asks for.
+    The bar is an SQNR, and that most tokens have a routing margin. Matmuls stay float only where the user asks for an
+    SQNR.
     """
     recipe = RECIPES[precision]
     path = folder / f"{precision}-{provider}.onnx"
@@ -212,21 +213,33 @@ def _within_budget(
 
     bar = None if recipe.sqnr_db is None else max(recipe.sqnr_db, options.min_sqnr or 0)
 
-    def holds(found: _Written) -> bool:
+    found: _Written | None = None
+    refused: NoRoutingMargin | None = None
+
+    def holds(step: int) -> bool:
+        nonlocal found, refused
+        try:
+            found, refused = written(step), None
+        except NoRoutingMargin as fault:
+            refused = fault
+            return False
         return bar is None or min(row.sqnr_db for row in found.parity) >= bar
 
     last = candidates.last_quantized if options.min_sqnr is None else candidates.last
-    found = written(0)
-    if last and not holds(found):
-        below, above, at = 0, last, 0
+    at = 0
+    if not holds(0) and last:
+        below, above = 0, last
         while above - below > 1:
             at = (below + above) // 2
-            found = written(at)
-            below, above = (below, at) if holds(found) else (at, above)
+            below, above = (below, at) if holds(at) else (at, above)
         if at != above:
-            found = written(above)
-        if not count_quantized_matmuls(found.model):
-            raise ProofError(f"every weight matmul would have to stay float to hold {bar:g} dB of SQNR")
+            at = above
+            holds(at)
+    if refused is not None:
+        raise refused
+    assert found is not None
+    if at and not count_quantized_matmuls(found.model):
+        raise ProofError(f"every weight matmul would have to stay float to hold {bar:g} dB of SQNR")
     parity.check(found.parity, depth, bar)
     return found
 

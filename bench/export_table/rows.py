@@ -6,6 +6,7 @@ measured here. A row without a figure that it should have is a row that misses i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,10 @@ from export.floor import measure_speed
 from export.packed import Packed
 from export.pipeline import Options, export_packed
 from export.precisions import RECIPES
-from service.manifest import Precision, Speed, Variant, read_manifest
+from export.quantization.block_forms import BlockForm
+from export.quantization.forms import EIGHT_BIT, SEVEN_BIT
+from export.quantization.static_form import STATIC
+from service.manifest import MatmulForm, Precision, Speed, Variant, read_manifest
 
 PRECISIONS: Final[tuple[Precision, ...]] = tuple(
     name for name in get_args(Precision) if "cpu" in RECIPES[name].providers
@@ -30,6 +34,14 @@ PRECISIONS: Final[tuple[Precision, ...]] = tuple(
 FLOOR_BARS: Final[Mapping[str, float]] = {"int8": 0.85, "int8-fast": 0.8}
 # What a certificate may be, if not exact: no kernel for 4-bit weights gives the same bits alone and in a window.
 CERTIFICATES: Final[Mapping[str, str]] = {"w4": "tolerance"}
+# The form of a precision's matmuls, unless its bar asks for a closer one.
+FORMS: Final[Mapping[str, MatmulForm]] = {
+    "int8": EIGHT_BIT.name,
+    "int8-fast": SEVEN_BIT.name,
+    "int8-static": STATIC.name,
+    "w8": BlockForm(8, 4).name,
+    "w4": BlockForm(4, 0).name,
+}
 # Cosine of 64 sentence embeddings with float32's: least and median.
 COSINE_BARS: Final[Mapping[str, tuple[float, float]]] = {
     "fp32": (0.999999, 0.999999),
@@ -50,6 +62,7 @@ class Row:
     speed: Sequence[Speed]
     cosine: tuple[float, float] | None  # least and median, where sentences are embedded
     missed: Sequence[str]
+    closer: str = ""  # matmuls that got more bits, or stayed float, to hold the bar
 
 
 def rows(
@@ -77,7 +90,9 @@ def rows(
                 cosine = float(cosines.min()), float(np.median(cosines))
             speed = speeds.get(variant.precision, [])
             missed = list(_missed(architecture, variant, speed, cosine))
-            made[variant.precision] = Row(architecture.name, variant.precision, variant, speed, cosine, missed)
+            made[variant.precision] = Row(
+                architecture.name, variant.precision, variant, speed, cosine, missed, _closer(variant)
+            )
     for precision, reason in refused.items():
         made[precision] = Row(architecture.name, precision, None, [], None, [reason])
     return [made[precision] for precision in precisions]
@@ -86,7 +101,10 @@ def rows(
 def _exported(
     packed: Packed, slug: str, folder: Path, precisions: Sequence[Precision], progress: Callable[[str], None]
 ) -> tuple[list[Path], dict[Precision, str]]:
-    """All precisions in one bundle; where that is refused each in one of its own, and why some cannot be made."""
+    """All precisions in one bundle; where that is refused each in one of its own, and why some cannot be made.
+
+    What does not hold its bar as it is gets the error budget of that bar: matmuls in float, which the row names.
+    """
     try:
         return [_export(packed, slug, folder, precisions, progress)], {}
     except ExportError as refusal:
@@ -94,21 +112,46 @@ def _exported(
             return [], {precisions[0]: str(refusal)}
     bundles, refused = [], {}
     for precision in precisions:
-        try:
-            bundles.append(_export(packed, f"{slug}-alone-in-{precision}.", folder, (precision,), progress))
-        except ExportError as refusal:
-            refused[precision] = str(refusal)
+        bar = RECIPES[precision].sqnr_db
+        for budget in dict.fromkeys((None, bar)):
+            name = f"{slug}-alone-in-{precision}{'-within-its-budget' if budget else ''}."
+            try:
+                bundles.append(_export(packed, name, folder, (precision,), progress, budget))
+            except ExportError as refusal:
+                refused[precision] = str(refusal)
+            else:
+                refused.pop(precision, None)
+                break
     return bundles, refused
 
 
 def _export(
-    packed: Packed, slug: str, folder: Path, precisions: Sequence[Precision], progress: Callable[[str], None]
+    packed: Packed,
+    slug: str,
+    folder: Path,
+    precisions: Sequence[Precision],
+    progress: Callable[[str], None],
+    min_sqnr: float | None = None,
 ) -> Path:
     # The table judges certificates itself; and random ranges do where the weights are random too.
-    options = Options(slug, folder / "models", precisions=precisions, allow_synthetic=True, allow_inexact=True)
+    options = Options(
+        slug,
+        folder / "models",
+        precisions=precisions,
+        allow_synthetic=True,
+        allow_inexact=True,
+        min_sqnr=min_sqnr,
+    )
     return export_packed(
         packed, options, source={"made by": "make export-table"}, progress=lambda step: progress(f"{slug}: {step}")
     )
+
+
+def _closer(variant: Variant) -> str:
+    """How many matmuls are not in the precision's own form, by what they are instead."""
+    own = FORMS.get(variant.precision)
+    others = Counter(matmul.form for matmul in variant.matmuls if own is not None and matmul.form != own)
+    return ", ".join(f"{count} of {len(variant.matmuls)} matmuls {form}" for form, count in others.items())
 
 
 def _missed(

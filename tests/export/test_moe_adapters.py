@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,13 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
     SwitchTransformersSparseMLP,
 )
 
+from export import parity
 from export.adapters.equality import EQUALS
 from export.adapters.registry import pack
 from export.blocks import MixtureOfExperts, ResidualFFN
 from export.errors import ExportError, ProofError
+from export.pipeline import Options, export_module
+from service.manifest import read_manifest
 
 D = 24
 
@@ -94,6 +98,19 @@ def test_mixtrals_layers_equal_their_packed_form(kind: type[nn.Module], window: 
     assert packed.architecture["experts"] == 5
     assert packed.architecture.get("sliding_window") == window
     assert packed.architecture["experts_met_by_the_proof"] == 5 * len(packed.layers[:2] if not layer else [0])
+
+
+def test_matmuls_get_more_bits_until_tokens_have_a_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = MixtralConfig(
+        **{"hidden_size": D, "intermediate_size": 40, "num_hidden_layers": 1, "num_local_experts": 4, "vocab_size": 8},
+        **{"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 600},
+    )
+    monkeypatch.setattr(parity, "LEAST_WITH_MARGIN", 0.85)  # with 4 bits in the attention before it, 0.6 have one
+    options = Options("moe", tmp_path, precisions=("w4",), allow_inexact=True, details=False)
+    (variant,) = read_manifest(export_module(random_weights(MixtralModel(config).eval()), options)).variants
+    forms = {matmul.weight: matmul.form for matmul in variant.matmuls}
+    assert forms["blocks.0.attention.qkv.weight.T"] == "8-bit weights"
+    assert variant.routing[0].without_margin <= 0.15 * variant.routing[0].tokens
 
 
 def test_switchs_encoder_of_dense_and_sparse_layers_equals_its_packed_form() -> None:

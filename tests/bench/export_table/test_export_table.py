@@ -81,7 +81,7 @@ def test_a_precision_that_the_export_refuses_is_a_row_with_the_reason_and_harms_
 ) -> None:
     refused = replace(TINY, slug="refused")
     fp32, int8 = rows(refused, tmp_path, precisions=PRECISION_PAIR, seconds=0.01, progress=lambda _step: None)
-    assert exported == [PRECISION_PAIR, ("fp32",), ("int8",)]
+    assert exported == [PRECISION_PAIR, ("fp32",), ("int8",), ("int8",)]  # the last within an error budget
     assert fp32.variant is not None
     assert fp32.missed == []
     assert (int8.variant, int8.missed) == (None, ["int8: SQNR 3.0 dB, required 20 dB"])
