@@ -72,11 +72,14 @@ def add_control_routes(api: FastAPI, parts: Parts) -> None:
 def _health(parts: Parts) -> APIRouter:
     lifecycle, router = parts.lifecycle, APIRouter()
 
+    # Load balancers and monitors ask with HEAD too; the server sends no body then.
+    @router.head("/v2/health/live", include_in_schema=False)
     @router.get("/v2/health/live", tags=["health"], summary="The process answers, and its engine does not hang")
     async def live() -> Response:
         wrong = parts.hanging()
         return JSONResponse({"live": True}) if wrong is None else JSONResponse({"error": wrong}, 503)
 
+    @router.head("/v2/health/ready", include_in_schema=False)
     @router.get("/v2/health/ready", tags=["health"], summary="Models are warm and the service is not draining")
     async def ready() -> Response:
         return readiness(lifecycle)

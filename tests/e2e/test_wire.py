@@ -68,6 +68,13 @@ def test_unknown_paths_and_methods_have_the_protocols_error(
     assert error_of(data)
 
 
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])
+def test_health_is_told_to_who_asks_for_the_head_alone(server: Server, path: str) -> None:
+    status, headers, body = server.ask(path, method="HEAD")
+    assert (status, body) == (200, b"")
+    assert headers["content-length"] == server.ask(path)[1]["content-length"]
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [

@@ -94,7 +94,7 @@ def test_a_pipeline_loses_no_request_with_a_node_and_has_the_bits_of_the_whole(n
 
 def test_ray_adds_a_replica_while_requests_wait(nodes: Nodes) -> None:
     """One replica is asked for four at once and has all sixteen clients' requests: there may be two."""
-    scaling: dict[str, Any] = {"min_replicas": 1, "max_replicas": 2, "max_per_node": 1, "target_ongoing_requests": 4}
+    scaling: dict[str, Any] = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 4}
     scaling |= {"upscale_delay_s": 0, "resources": {REPLICAS: 1}}
     options = {"settings": {"models": str(SHIPPED), **WAITING}, "scaling": scaling}
     serve.run(service(ServiceOptions.model_validate(options)), name="tokenslab", route_prefix="/")
