@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from importlib.metadata import version
@@ -38,6 +39,7 @@ def tokenslab(
 
 def main() -> None:
     """Run the command line; a command whose extra is missing says so."""
+    _open_standard_streams()
     named = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     for command, (module, _) in COMMANDS.items():
         if named in COMMANDS and named != command:
@@ -54,6 +56,17 @@ def main() -> None:
         if named not in COMMANDS:
             raise
         _name_extra(named, missing)
+
+
+def _open_standard_streams() -> None:
+    """A closed one would be the next file or socket that is opened, and get what is written to it by its number."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _name_extra(command: str, missing: ModuleNotFoundError) -> NoReturn:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -39,3 +40,18 @@ def test_a_missing_extra_is_named(command: str, missing: str, extra: str) -> Non
     assert done.returncode == 2
     assert f"pip install 'tokenslab[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "012"])
+def test_closed_standard_streams_are_no_file_that_is_opened_later(closed: str) -> None:
+    models = Path(__file__).parents[1] / "models"
+    shut = " ".join(f"{number}>&-" for number in closed)
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {shut}', "sh", sys.executable, "-m", "tokenslab", "inspect", str(models / "demo-ffn")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("demo-ffn version 1" in done.stdout) == ("1" not in closed)
