@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from service.errors import ListenError
@@ -18,7 +19,8 @@ def check_port(host: str, port: int) -> None:
         for family, kind, proto, _, address in addresses:
             _try(family, kind, proto, address)
     except OSError as cause:
-        raise ListenError(f"{host}:{port}: {cause.strerror} (--port 0 takes a free one)") from cause
+        hint = " (--port 0 takes a free one)" if cause.errno == errno.EADDRINUSE else ""
+        raise ListenError(f"{host}:{port}: {cause.strerror}{hint}") from cause
 
 
 def _try(family: int, kind: int, proto: int, address: tuple[object, ...]) -> None:

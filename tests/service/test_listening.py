@@ -32,5 +32,10 @@ def test_a_free_port_is_still_free_afterwards(taken: int) -> None:
 
 
 def test_a_host_that_is_not_of_this_machine_is_refused() -> None:
-    with pytest.raises(ListenError, match=r"192\.0\.2\.1:0: Cannot assign requested address"):
+    with pytest.raises(ListenError, match=r"192\.0\.2\.1:0: Cannot assign requested address$"):
         check_port("192.0.2.1", 0)
+
+
+def test_a_host_that_has_no_address_is_refused_by_name() -> None:
+    with pytest.raises(ListenError, match=r"^no\.such\.invalid:8000: "):
+        check_port("no.such.invalid", 8000)
