@@ -24,6 +24,7 @@ from export.details.fusion import broken
 from export.details.measure import measure_details
 from export.details.page import sections
 from export.details.plots import draw
+from export.details.structure import check_structure
 from export.errors import ExportError
 from export.experts import active_parameters, check_experts, expert_layers, expert_shares
 from export.floor import measure_speed
@@ -249,10 +250,10 @@ def export_packed(
             manifest = _planned(folder, manifest, options.plan, options.min_sqnr, refused or {})
         (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         bar = parity.fp32_bar(packed.depth or 1)
-        pages: list[str] = []
+        pages = check_structure(folder, variants)
         if options.details and "cpu" in {variant.provider for variant in variants}:
             progress("Measure layers, fusions and speed")
-            pages = _write_details(folder, manifest, packed, options, progress)
+            pages += _write_details(folder, manifest, packed, options, progress)
         text = report(manifest, packed.proofs, fp32_bar=bar, bars_db=bars_db(options.min_sqnr), details=pages)
         (folder / REPORT).write_text(text, encoding="utf-8")
         if parts:

@@ -75,7 +75,7 @@ def fusions(path: Path, provider: Provider, feeds: Feeds) -> list[Fused]:
                 expected=len(occurrences),
                 found=len(occurrences) - len(missed),
                 written=pattern.written,
-                missed=[_place(nodes) for nodes in missed],
+                missed=[place(nodes) for nodes in missed],
                 share_of_time=share,
             )
         )
@@ -102,7 +102,7 @@ def _became(nodes: Occurrence, kernels: Sequence[str], graph: ir.Graph, run: ir.
     return False
 
 
-def _place(nodes: Occurrence) -> str:
+def place(nodes: Occurrence) -> str:
     """Where an occurrence is: the module of its weight, which says layer and stage, and the node."""
     constants = [v.name for node in nodes for v in node.inputs if v is not None and _constant(v) and v.name is not None]
     modules = [re.sub(_PARAMETER, "", name) for name in constants if re.search(_PARAMETER, name)]
