@@ -14,7 +14,18 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.bundles import ExportFailed
-from bench.loadtest.latency import Plan, Round, Verdict, errors, measure_latency, stages, verdicts
+from bench.loadtest.latency import (
+    BARRED_SHARE,
+    SHARES,
+    Plan,
+    Round,
+    Verdict,
+    errors,
+    ideal_tail,
+    measure_latency,
+    stages,
+    verdicts,
+)
 from bench.loadtest.target import TargetError
 from bench.machine import describe_machine
 from bench.process import ServerError
@@ -74,6 +85,11 @@ def _show(console: Console, rounds: Sequence[Round], judged: Sequence[Verdict]) 
         verdict = "ok" if each.passes else "MISSED"
         spread = f"{each.figure.median:.2f} ({each.figure.low:.2f}..{each.figure.high:.2f})"
         console.print(f"{each.name}: {spread}, <= {each.bar:g} {verdict}", highlight=False)
+    ideal, share = ideal_tail(rounds), f"{BARRED_SHARE:.0%}"
+    console.print(
+        f"p99 of an ideal server at {share} / its window: {ideal.median:.2f} ({ideal.low:.2f}..{ideal.high:.2f})",
+        highlight=False,
+    )
     console.print(
         f"others used {max(each.foreign for each in rounds):.2f} cores at worst; the client's own part is in latency",
         highlight=False,
@@ -87,8 +103,20 @@ def _show(console: Console, rounds: Sequence[Round], judged: Sequence[Verdict]) 
 def _table(rounds: Sequence[Round]) -> Table:
     out = Table(title=f"Milliseconds, medians of {len(rounds)} rounds")
     out.add_column("stage", no_wrap=True)
-    for name in ("requests/s", "p50", "p99", "p99.9", "samples", "compute", "queue", "tokens/window", "client CPU"):
+    for name in (
+        "requests/s",
+        "p50",
+        "p99",
+        "p99.9",
+        "samples",
+        "compute",
+        "queue",
+        "tokens/window",
+        "client CPU",
+        "ideal p99",
+    ):
         out.add_column(name, justify="right", no_wrap=True)
+    first_open = len(stages(rounds[0])) - len(SHARES)
     for no, (name, _) in enumerate(stages(rounds[0])):
         measured = [stages(each)[no][1] for each in rounds]
         latencies = [m.summary.latency for m in measured if m.summary.latency is not None]
@@ -101,6 +129,7 @@ def _table(rounds: Sequence[Round]) -> Table:
             *(_median([getattr(each, q) for each in windows], 2) for q in ("compute_ms", "queue_ms")),
             _median([each.tokens for each in windows], 1),
             _median([m.cpu_share for m in measured], 2),
+            "" if no < first_open else _median([each.ideal[no - first_open].p99 for each in rounds], 2),
         )
     run = Spread.of([each.run_ms for each in rounds])
     out.add_row("one in-process run", "", f"{run.median:.2f}")

@@ -17,6 +17,7 @@ from bench.bodies import random_tokens
 from bench.bundles import FFN, ensure
 from bench.limit import WARM_RUNS, InProcess
 from bench.loadtest.arrivals import arrivals
+from bench.loadtest.ideal import Ideal, WindowCost, ideal_latency
 from bench.loadtest.stage import Measured, Stage, run_stage
 from bench.loadtest.target import Target, discover
 from bench.machine import UsageMeter
@@ -50,13 +51,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: `open_loop` in the order of SHARES; `foreign` are the cores that others used, at worst."""
+    """One round: `open_loop` and `ideal` in the order of SHARES; `foreign` are the cores that others used, at worst."""
 
     run_ms: float  # the median in-process run of one request, before and after the single client
     light: Measured
     closed: Measured
     open_loop: tuple[Measured, ...]
     foreign: float
+    ideal: tuple[Ideal, ...]  # what no server would get below, at the same rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +113,26 @@ def _round(plan: Plan, server: Server, target: Target, limit: InProcess, no: int
         # Connections of its own for each of a burst: what waits for one would not be the server's doing.
         connections = 8 * plan.connections
         open_loop.append(stage(Stage(tokens, connections, end, WARM_UP_S, times, plan.processes, seed=no)))
-    return Round((before + after) / 2, light, closed, tuple(open_loop), max(foreign))
+    cost = _window_cost(server, limit, plan)
+    rates = [share * closed.summary.requests_per_s for share in SHARES]
+    ideal = tuple(ideal_latency(cost, rate, seed=no) for rate in rates)
+    return Round((before + after) / 2, light, closed, tuple(open_loop), max(foreign), ideal)
 
 
-def _run_ms(server: Server, limit: InProcess, tokens: int) -> float:
-    """The median of single runs for `LIMIT_S`, the server held still."""
+def _window_cost(server: Server, limit: InProcess, plan: Plan) -> WindowCost:
+    """Windows of 1, 2, 4 ... requests, up to as many as the closed loop has connections."""
+    most = max(2, plan.connections)
+    counts = [*(1 << power for power in range((most - 1).bit_length())), most]
+    return WindowCost(counts, [_run_ms(server, limit, count * plan.tokens, LIMIT_S / 2) / 1e3 for count in counts])
+
+
+def _run_ms(server: Server, limit: InProcess, tokens: int, seconds: float = LIMIT_S) -> float:
+    """The median of single runs for `seconds`, the server held still."""
     rows, runs = random_tokens(tokens, limit.d_in, seed=tokens), []
     with server.held():
         for _ in range(WARM_RUNS):
             limit.run(rows)
-        until = time.perf_counter() + LIMIT_S
+        until = time.perf_counter() + seconds
         while time.perf_counter() < until:
             began = time.perf_counter()
             limit.run(rows)
@@ -146,6 +158,12 @@ def verdicts(rounds: Sequence[Round]) -> list[Verdict]:
         Verdict(f"p99 at {BARRED_SHARE:.0%} of the maximum / median compute of a window", Spread.of(tails), P99_BAR),
         Verdict(f"one client's p50 / ({LIGHT_RUNS:g} in-process runs + {LIGHT_MS:g} ms)", Spread.of(lights), 1.0),
     ]
+
+
+def ideal_tail(rounds: Sequence[Round]) -> Spread:
+    """The first bar's figure for an ideal server, round by round: what the bar would ask of it."""
+    barred = SHARES.index(BARRED_SHARE)
+    return Spread.of([each.ideal[barred].p99 / each.ideal[barred].compute for each in rounds])
 
 
 def stages(each: Round) -> list[tuple[str, Measured]]:

@@ -13,6 +13,7 @@ import bench.cli
 import bench.latency_cli
 import bench.loadtest.latency
 from bench.bundles import Bundle
+from bench.loadtest.ideal import Ideal
 from bench.loadtest.latency import Plan, Round, verdicts
 from service.manifest import read_manifest
 from tests.bench.loadtest.stages import measured
@@ -20,7 +21,7 @@ from tests.bench.loadtest.stages import measured
 
 def one_round(p99: float = 10.0, light: float = 5.0, errors: dict[str, int] | None = None) -> Round:
     tail = measured(p99=p99, compute=4.0, errors=errors)
-    return Round(4.0, measured(p50=light), measured(), (measured(), tail, measured()), 0.0)
+    return Round(4.0, measured(p50=light), measured(), (measured(), tail, measured()), 0.0, (Ideal(9.0, 3.0),) * 3)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,7 @@ def test_a_missed_bar_or_an_error_fails_the_check(
     assert finished.exit_code == code, finished.output
     assert len(json.loads(out.read_text())["rounds"]) == len(rounds)
     assert "p99 at 70% of the maximum" in finished.output
+    assert "p99 of an ideal server at 70% / its window: 3.00" in finished.output
     assert CliRunner().invoke(app, ["bench", "latency"]).exit_code == 0
 
 
@@ -62,4 +64,5 @@ def test_a_run_measures_every_stage_of_a_real_server(
     offered = [stage.summary.offered_per_s for stage in only.open_loop]
     assert offered == sorted(offered)
     assert offered[2] < 1.5 * only.closed.summary.requests_per_s
+    assert all(0 < ideal.compute <= ideal.p99 for ideal in only.ideal)
     assert all(verdict.figure.median > 0 for verdict in verdicts([only]))
