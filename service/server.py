@@ -17,9 +17,10 @@ from contextlib import contextmanager
 import uvicorn
 
 from service.app import App
+from service.bounded_http import ConnectionLimits
 from service.errors import DescriptorsError
 from service.handshakes import TlsLimits, TlsLoop
-from service.http import ConnectionLimits, HttpProtocol, http_protocol
+from service.http import HttpProtocol, http_protocol
 from service.lifecycle import Lifecycle
 from service.replicas import AT_ONCE
 from service.settings import Settings
