@@ -100,9 +100,8 @@ def load_bundle(
         taken = in_use() + sum({model.label: model.memory_bytes for model in named.values()}.values())
         _check_room(folder / variant.file, LOADING * variant.total_bytes, taken, settings)
         model = _load_variant(folder, manifest, variant, settings, between)
-        _check_room(
-            folder / variant.file, model.memory_bytes, taken, settings, BundleError
-        )  # a try is too dear to repeat
+        # No RoomError, which polling tries again: whoever has been loaded once is not loaded at every look.
+        _check_room(folder / variant.file, model.memory_bytes, taken, settings, BundleError)
         named[model.label] = model
         if variant.precision == manifest.default_precision:
             named[manifest.name] = model

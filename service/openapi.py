@@ -138,7 +138,7 @@ def describe(api: FastAPI) -> None:
         document["paths"]["/v2/models/{name}/versions/{version}/infer"] = {"post": _operation(["name", "version"])}
         return document
 
-    api.openapi = openapi  # type: ignore[method-assign]
+    api.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to extend its document
 
 
 def _operation(parameters: list[str]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One figure of the issue's bars, over the rounds, and the bar that its median must not pass."""
+    """A figure over the rounds, and the bar that its median must not pass."""
 
     name: str
     figure: Spread

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from typing import Any
+from unittest.mock import patch
 
 from service.batcher import Batcher
 from service.lane import Lane
@@ -40,6 +41,5 @@ def start(self: Batcher, lane: Lane, now: float) -> None:
 
 
 if __name__ == "__main__":
-    Batcher.enqueue = enqueue  # type: ignore[method-assign]
-    Batcher._start = start  # type: ignore[method-assign]
-    main()
+    with patch.object(Batcher, "enqueue", enqueue), patch.object(Batcher, "_start", start):
+        main()

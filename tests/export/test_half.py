@@ -13,7 +13,7 @@ from torch import nn
 from export.adapters.random_weights import random_ffn, random_stack
 from export.errors import ExportError
 from export.pipeline import Options, export_module
-from service.manifest import Manifest, Precision, Variant, read_manifest
+from service.manifest import Manifest, Precision, Provider, Variant, read_manifest
 
 ALL: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "w8", "w4")
 
@@ -115,10 +115,9 @@ def test_the_users_own_tokens_decide_what_is_beyond_float16(tmp_path: Path) -> N
     [("fp16", "cpu", "few float16 kernels"), ("bf16", "cpu", "no bfloat16"), ("int8", "cuda", "no fast kernel")],
 )
 def test_a_precision_that_does_not_suit_the_provider_is_refused_with_the_reason(
-    precision: Precision, provider: str, reason: str, tmp_path: Path
+    precision: Precision, provider: Provider, reason: str, tmp_path: Path
 ) -> None:
-    providers = ("cuda",) if provider == "cuda" else ("cpu",)
-    options = Options("half", tmp_path, precisions=(precision,), providers=providers)  # type: ignore[arg-type]
+    options = Options("half", tmp_path, precisions=(precision,), providers=(provider,))
     with pytest.raises(ExportError, match=reason):
         options.check()
 

@@ -8,11 +8,10 @@ import weakref
 import numpy as np
 import pytest
 
-from service.batcher import Batcher
 from service.errors import DeadlineExceeded, QueueFull, TooLarge
 from service.packing import Limits
-from service.request import Bounds, ClientGone
-from tests.service.batching import Client, D, Doubler, bench, on_loop
+from service.request import ClientGone
+from tests.service.batching import Client, D, Doubler, bench, on_loop, rows_of
 
 
 @on_loop
@@ -37,23 +36,19 @@ async def test_what_could_never_be_admitted_is_too_large_rather_than_too_many() 
     async with bench(queue_tokens=100) as b:
         with pytest.raises(TooLarge, match="101 in one request, the queue holds 100"):
             await b.post(101, Doubler())
+    async with bench(sequence_tokens=100) as b:
         with pytest.raises(TooLarge, match="a sequence of 101 tokens, the longest allowed is 100"):
-            await asyncio.create_task(
-                Batcher(b.engine.submit, Bounds(1000, 100, 1.0), b.metrics, asyncio.get_running_loop()).submit(
-                    Doubler(), np.zeros((101, D), np.float32), np.array([101]), Client()
-                )
-            )
+            await b.post(101, Doubler(), lens=[101])
 
 
 @on_loop
 async def test_a_sequence_beyond_a_model_s_own_table_is_too_large_for_it_alone() -> None:
     async with bench() as b:
         with pytest.raises(TooLarge, match="a sequence of 9 tokens, the longest this model takes is 8"):
-            await asyncio.create_task(
-                Batcher(b.engine.submit, Bounds(1000, 100, 1.0), b.metrics, asyncio.get_running_loop()).submit(
-                    Doubler(limits=Limits(64, sequence_tokens=8)), np.zeros((9, D), np.float32), np.array([9]), Client()
-                )
-            )
+            await b.post(9, Doubler(limits=Limits(64, sequence_tokens=8)), lens=[9])
+        other = b.post(9, Doubler("other"), lens=[9])
+        b.engine.finish(await b.engine.next())
+        assert await rows_of(other) == 9
 
 
 @on_loop

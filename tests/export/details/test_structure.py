@@ -12,12 +12,12 @@ from export.adapters.random_weights import random_stack
 from export.details.structure import check_structure, structure
 from export.errors import ProofError
 from export.pipeline import Options, export_module
-from service.manifest import REPORT, read_manifest
+from service.manifest import REPORT, Precision, read_manifest
 from tests.export.adapters.families import llama
 
 
-def export(module: nn.Module, models: Path, *precisions: str) -> Path:
-    return export_module(module, Options("x", models, precisions=precisions, providers=("cuda",)))  # type: ignore[arg-type]
+def export(module: nn.Module, models: Path, *precisions: Precision) -> Path:
+    return export_module(module, Options("x", models, precisions=precisions, providers=("cuda",)))
 
 
 @pytest.fixture(scope="module")
