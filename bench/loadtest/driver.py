@@ -23,14 +23,12 @@ import numpy as np
 import pycurl
 from numpy.typing import NDArray
 
-from bench.bodies import Body
 from bench.loadtest.arrivals import Times
+from bench.loadtest.contents import Contents
 from bench.loadtest.records import CONNECT, LOST, NO_ANSWER, RECORD, TIMEOUT, Records
 from bench.loadtest.target import Target
 
 OK: Final = 200
-BODY_CACHE_BYTES: Final = 128 << 20
-BODIES_OF_A_SIZE: Final = 4
 LAG_EVERY_S: Final = 0.02
 OTHER_FILES: Final = 32  # open files that are no connections
 TIMING: Final = re.compile(rb'server-timing:\s*queue;dur=([\d.]+), compute;dur=([\d.]+), window;desc="(\d+)"', re.I)
@@ -87,44 +85,6 @@ def drive(job: Job, started: Callable[[], None] = lambda: None) -> Part:
         return driver.run(started)
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """A request's body, and its headers as libcurl takes them."""
-
-    content: bytes
-    headers: list[str]
-
-    @classmethod
-    def of(cls, body: Body) -> _Content:
-        # libcurl would ask first whether the server wants the body.
-        return cls(body.content, ["Expect:", *(f"{name}: {value}" for name, value in body.headers.items())])
-
-
-class _Bodies:
-    """Requests by size: a few of each are kept, as far as memory is given; the rest are made when they are sent."""
-
-    def __init__(self, target: Target, seed: int) -> None:
-        self._target = target
-        self._rng = np.random.default_rng(seed)
-        self._kept: dict[int, list[_Content]] = {}
-        self._bytes = 0
-
-    def prepare(self, sizes: NDArray[np.int64]) -> None:
-        for tokens in np.unique(sizes).tolist():
-            for _ in range(BODIES_OF_A_SIZE):
-                if self._bytes < BODY_CACHE_BYTES:
-                    body = self._made(tokens)
-                    self._kept.setdefault(tokens, []).append(body)
-                    self._bytes += len(body.content)
-
-    def of(self, tokens: int, no: int) -> _Content:
-        kept = self._kept.get(tokens)
-        return kept[no % len(kept)] if kept else self._made(tokens)
-
-    def _made(self, tokens: int) -> _Content:
-        return _Content.of(self._target.body(tokens, self._rng))
-
-
 @dataclass(slots=True, eq=False)
 class _Transfer:
     """One connection's place: a handle, and the request that it has at present."""
@@ -142,8 +102,8 @@ class _Driver:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._bodies = _Bodies(job.target, job.seed)
-        self._bodies.prepare(job.sizes)
+        self._contents = Contents(job.target, job.seed)
+        self._contents.prepare(job.sizes)
         self._sent = count()
         self._rows: list[tuple[float, float, float, int, int, float, float, int]] = []
         self._lags: list[float] = []
@@ -241,7 +201,7 @@ class _Driver:
         return done
 
     def _send(self, transfer: _Transfer, intended: float, tokens: int) -> None:
-        body = self._bodies.of(tokens, next(self._sent))
+        body = self._contents.of(tokens, next(self._sent))
         transfer.intended, transfer.tokens = intended, tokens
         transfer.headers.clear()
         curl = transfer.curl

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from export.adapters.encoder_files import Layout
 from export.adapters.equality import prove_equal
+from export.adapters.parts import packing
 from export.adapters.registry import PackOptions
 from export.blocks import BlockStack, TransformerBlock
-from export.errors import ExportError, first_line
+from export.errors import ExportError
 from export.packed import Packed, pack_stack
 
 # transformers' classes -> ours, which ONNX Runtime fuses; any other elementwise callable stays as it is
@@ -52,12 +53,8 @@ def pack_encoder_modules(
         raise ExportError(f"{type(original).__name__} has no layers")
     blocks = []
     for index, layer in enumerate(layers):
-        try:
+        with packing(f"layer {index}", layer):
             blocks.append(_block(layer, layout, activation))
-        except (AttributeError, TypeError, ValueError) as cause:
-            raise ExportError(
-                f"layer {index} ({type(layer).__name__}) has no packed form: {first_line(cause)}"
-            ) from cause
     _attend_in_the_dtype_of_the_tokens(original)
     return prove_equal(
         original,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from export.adapters.equality import prove_equal
+from export.adapters.parts import packing
 from export.adapters.registry import PackOptions, register_adapter
 from export.adapters.transformers_parts import (
     causal_mask,
@@ -22,7 +23,7 @@ from export.adapters.transformers_parts import (
     plain_activation,
 )
 from export.blocks import FFN, BlockStack, SelfAttention, TransformerBlock
-from export.errors import ExportError, first_line
+from export.errors import ExportError
 from export.packed import Packed, pack_stack
 
 _MODULE: Final = "transformers.models.gpt2.modeling_gpt2"
@@ -69,12 +70,8 @@ def _stack(original: nn.Module, layers: list[Any], norm: nn.Module | None) -> Bl
     eager(original)
     blocks = []
     for index, layer in enumerate(layers):
-        try:
+        with packing(f"layer {index}", layer):
             blocks.append(_block(layer))
-        except (AttributeError, TypeError, ValueError) as cause:  # a part was replaced by something else
-            raise ExportError(
-                f"layer {index} ({type(layer).__name__}) has no packed form: {first_line(cause)}"
-            ) from cause
     if not blocks:
         raise ExportError(f"{type(original).__name__} has no layers")
     return BlockStack(blocks, norm).eval()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from export.adapters.experts import prove_equal_to_experts
 from export.adapters.mixtral import mixtral_experts
+from export.adapters.parts import packing
 from export.adapters.registry import PackOptions, register_adapter
 from export.adapters.transformers_parts import (
     causal_mask,
@@ -28,7 +29,7 @@ from export.adapters.transformers_parts import (
     side_by_side,
 )
 from export.blocks import FFN, BlockStack, MixtureOfExperts, Rotary, SelfAttention, TransformerBlock
-from export.errors import ExportError, first_line
+from export.errors import ExportError
 from export.packed import Packed, pack_stack
 
 _MODELS: Final = "transformers.models"
@@ -126,12 +127,8 @@ def _stack(layers: list[Any], rotary: Any, norm: nn.Module | None = None) -> Blo
     shared = packed_rotary(rotary)
     blocks = []
     for index, layer in enumerate(layers):
-        try:
+        with packing(f"layer {index}", layer):
             blocks.append(_block(layer, shared))
-        except (AttributeError, TypeError, ValueError) as cause:  # a part was replaced by something else
-            raise ExportError(
-                f"layer {index} ({type(layer).__name__}) has no packed form: {first_line(cause)}"
-            ) from cause
     if not blocks:
         raise ExportError("the model has no layers")
     return BlockStack(blocks, norm).eval()

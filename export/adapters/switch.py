@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from export.adapters.experts import empty_ffn, prove_equal_to_experts
+from export.adapters.parts import packing
 from export.adapters.registry import PackOptions, register_adapter
 from export.adapters.t5 import packed_relative_bias, packed_t5_attention
 from export.adapters.transformers_parts import eager, embedding_sampler, last_norm, rms_norm
 from export.blocks import FFN, BlockStack, MixtureOfExperts, RelativeBias, ResidualFFN, Router, TransformerBlock
-from export.errors import ExportError, first_line
+from export.errors import ExportError
 from export.packed import Packed, pack_moe, pack_residual, pack_stack
 
 _MODULE: Final = "transformers.models.switch_transformers.modeling_switch_transformers"
@@ -58,17 +59,13 @@ def pack_switch_stack(encoder: Any, options: PackOptions) -> Packed:
     blocks: list[TransformerBlock] = []
     bias: RelativeBias | None = None
     for index, layer in enumerate(encoder.block):
-        attention, last = layer.layer[0], layer.layer[-1]
-        try:
+        with packing(f"layer {index}", layer):
+            attention, last = layer.layer[0], layer.layer[-1]
             bias = packed_relative_bias(attention.SelfAttention) if bias is None else bias
             packed_attention = packed_t5_attention(attention.SelfAttention, bias)
             ffn = switch_layer_ff(last)
-        except (AttributeError, TypeError, ValueError) as cause:  # a part was replaced by something else
-            raise ExportError(
-                f"layer {index} ({type(layer).__name__}) has no packed form: {first_line(cause)}"
-            ) from cause
-        norm = rms_norm(attention.layer_norm)
-        blocks.append(TransformerBlock.of(packed_attention, ffn.ffn, norm, ffn.norm, place="pre"))
+            norm = rms_norm(attention.layer_norm)
+            blocks.append(TransformerBlock.of(packed_attention, ffn.ffn, norm, ffn.norm, place="pre"))
     if not blocks:
         raise ExportError("the encoder has no layers")
     stack = BlockStack(blocks, last_norm(encoder.final_layer_norm)).eval()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from export.adapters.equality import prove_equal
+from export.adapters.parts import packing
 from export.adapters.registry import PackOptions, register_adapter
 from export.adapters.transformers_parts import (
     eager,
@@ -25,7 +26,7 @@ from export.adapters.transformers_parts import (
     side_by_side,
 )
 from export.blocks import FFN, BlockStack, RelativeBias, SelfAttention, TransformerBlock
-from export.errors import ExportError, first_line
+from export.errors import ExportError
 from export.packed import Packed, pack_stack
 
 _MODULE: Final = "transformers.models.t5.modeling_t5"
@@ -123,14 +124,10 @@ def _stack(original: nn.Module, layers: list[Any], norm: nn.Module | None) -> Bl
     blocks = []
     bias: RelativeBias | None = None
     for index, layer in enumerate(layers):
-        try:
+        with packing(f"layer {index}", layer):
             attention = layer.layer[0].SelfAttention
             bias = packed_relative_bias(attention) if bias is None else bias
             blocks.append(_block(layer, packed_t5_attention(attention, bias)))
-        except (AttributeError, TypeError, ValueError) as cause:  # a part was replaced by something else
-            raise ExportError(
-                f"layer {index} ({type(layer).__name__}) has no packed form: {first_line(cause)}"
-            ) from cause
     return BlockStack(blocks, norm).eval()
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from export.adapters.equality import prove_equal
+from export.adapters.parts import packing
 from export.adapters.registry import PackOptions, register_adapter
 from export.adapters.t5 import packed_relative_bias, packed_t5_attention, packed_t5_ffn
 from export.adapters.transformers_parts import (
@@ -26,7 +27,7 @@ from export.adapters.transformers_parts import (
     side_by_side,
 )
 from export.blocks import CrossAttention, DecoderBlock, DecoderStack, RelativeBias
-from export.errors import ExportError, first_line
+from export.errors import ExportError
 from export.packed import Packed, pack_decoder
 
 _MODULE: Final = "transformers.models.t5.modeling_t5"
@@ -97,13 +98,9 @@ def _stack(original: nn.Module, layers: list[Any], norm: nn.Module | None) -> De
     blocks = []
     bias: RelativeBias | None = None
     for index, layer in enumerate(layers):
-        try:
+        with packing(f"layer {index}", layer):
             bias = packed_relative_bias(layer.layer[0].SelfAttention) if bias is None else bias
             blocks.append(_block(layer, bias))
-        except (AttributeError, IndexError, TypeError, ValueError) as cause:  # a part was replaced by something else
-            raise ExportError(
-                f"layer {index} ({type(layer).__name__}) has no packed form: {first_line(cause)}"
-            ) from cause
     return DecoderStack(blocks, norm).eval()
 
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from export.adapters.equality import prove_equal
+from export.adapters.parts import packing
 from export.adapters.registry import PackOptions, register_adapter
 from export.adapters.torch_transformer import packed_attention
 from export.blocks import FFN, CrossAttention, DecoderBlock, DecoderStack
-from export.errors import ExportError, first_line
+from export.errors import ExportError
 from export.packed import Packed, pack_decoder
 
 
@@ -34,12 +35,8 @@ def pack_torch_decoder(original: nn.TransformerDecoder | nn.TransformerDecoderLa
         raise ExportError(f"{type(original).__name__} has no layers")
     blocks = []
     for index, layer in enumerate(layers):
-        try:
+        with packing(f"layer {index}", layer):
             blocks.append(_block(layer, f"layer {index} ({type(layer).__name__})", options.causal))
-        except (AttributeError, TypeError, ValueError) as cause:  # a part was replaced by something else
-            raise ExportError(
-                f"layer {index} ({type(layer).__name__}) has no packed form: {first_line(cause)}"
-            ) from cause
     return prove_equal(
         original,
         pack_decoder(DecoderStack(blocks, norm).eval(), type(original).__name__),

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from export.adapters.equality import prove_equal
+from export.adapters.parts import packing
 from export.adapters.registry import PackOptions, register_adapter
 from export.blocks import BlockStack, SelfAttention, TransformerBlock
-from export.errors import ExportError, first_line
+from export.errors import ExportError
 from export.packed import Packed, pack_stack
 
 
@@ -31,12 +32,8 @@ def pack_encoder(original: nn.TransformerEncoder | nn.TransformerEncoderLayer, o
         raise ExportError(f"{type(original).__name__} has no layers")
     blocks = []
     for index, layer in enumerate(layers):
-        try:
+        with packing(f"layer {index}", layer):
             blocks.append(_block(layer, index, options.causal))
-        except (AttributeError, TypeError, ValueError) as cause:  # a part was replaced by something else
-            raise ExportError(
-                f"layer {index} ({type(layer).__name__}) has no packed form: {first_line(cause)}"
-            ) from cause
     stack = BlockStack(blocks, norm).eval()
     return prove_equal(
         original,

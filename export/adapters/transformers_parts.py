@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from export.adapters.parts import packing
 from export.blocks.ffn import Activation
 from export.errors import ExportError
 from export.packed import Sampler
@@ -128,20 +129,30 @@ def linear_of_conv1d(conv: nn.Module) -> nn.Linear:
 
 
 def rms_norm(norm: nn.Module) -> nn.RMSNorm:
-    """LlamaRMSNorm and its equals as an nn.RMSNorm that shares the weight."""
+    """LlamaRMSNorm and its equals as an nn.RMSNorm that shares the weight.
+
+    Raises:
+        AttributeError, TypeError: it is something else; see `packing`.
+    """
     weight, eps = norm.weight, norm.variance_epsilon
-    assert isinstance(weight, nn.Parameter)
-    assert isinstance(eps, float)
+    if not isinstance(weight, nn.Parameter) or not isinstance(eps, float):
+        raise TypeError(f"expected a parameter and a number, found {type(weight).__name__} and {type(eps).__name__}")
     made = nn.RMSNorm(len(weight), eps=eps, device="meta")
     made.weight = weight
     return made
 
 
 def last_norm(norm: nn.Module) -> nn.Module | None:
-    """A model's last norm as ours; None where it was taken out (an nn.Identity in its place)."""
+    """A model's last norm as ours; None where it was taken out (an nn.Identity in its place).
+
+    Raises:
+        ExportError: it is neither a layer norm nor an RMS norm.
+    """
     if isinstance(norm, nn.Identity):
         return None
-    return norm if isinstance(norm, nn.LayerNorm) else rms_norm(norm)
+    with packing("the last norm", norm):
+        norm = norm if isinstance(norm, nn.LayerNorm) else rms_norm(norm)
+    return norm
 
 
 def embedding_sampler(words: Tensor, positions: Tensor | None = None) -> Sampler:
