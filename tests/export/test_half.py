@@ -13,7 +13,8 @@ from torch import nn
 from export.adapters.random_weights import random_ffn, random_stack
 from export.errors import ExportError
 from export.pipeline import Options, export_module
-from service.manifest import Manifest, Precision, Provider, Variant, read_manifest
+from service.manifest import Manifest, Precision, Variant, read_manifest
+from service.session import Provider
 
 ALL: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "w8", "w4")
 
