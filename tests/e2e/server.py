@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
@@ -125,7 +125,13 @@ def out_of(headers: dict[str, str], data: bytes) -> Array:
 
 def start(models: Path, *flags: str, program: str = "tokenslab", **environment: str) -> Server:
     """Start it without waiting; `program` is a module that takes tokenslab's own command line."""
-    command = [sys.executable, "-m", program, "serve", "--models", str(models), "--port", "0", *flags]
+    return launch(
+        [sys.executable, "-m", program, "serve", "--models", str(models), "--port", "0", *flags], **environment
+    )
+
+
+def launch(command: list[str], **environment: str) -> Server:
+    """Start it by any command, without waiting; none of its settings come from this process's environment."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("TOKENSLAB_")}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**clean, **environment}
@@ -160,9 +166,25 @@ def end(server: Server) -> None:
 @contextmanager
 def serving(models: Path, *flags: str, program: str = "tokenslab", **environment: str) -> Iterator[Server]:
     """A server that is ready, and gone afterwards."""
-    server = start(models, *flags, program=program, **environment)
+    with listening(start(models, *flags, program=program, **environment)) as server:
+        yield server
+
+
+@contextmanager
+def listening(server: Server) -> Iterator[Server]:
+    """One that was started, once it is ready, and gone afterwards."""
     try:
         wait_until_listening(server)
         yield server
     finally:
         end(server)
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 40.0) -> bool:
+    """Whether it comes to hold within so many seconds."""
+    until = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True

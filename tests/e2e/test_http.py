@@ -8,8 +8,7 @@ import re
 import resource
 import socket
 import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from service.json_decoder import INLINE_JSON
 from service.server import SPARE_DESCRIPTORS, allow_descriptors
 from service.turned_away import LINGERING
 from tests.e2e.conftest import D
-from tests.e2e.server import Server, binary, serving
+from tests.e2e.server import Server, binary, eventually, serving
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +48,6 @@ def everything(link: socket.socket) -> bytes:
 def close_with_reset(link: socket.socket) -> None:
     link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     link.close()
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
-    until = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > until:
-            return False
-    return True
 
 
 def test_a_head_without_end_is_cut_off_early(strict: Server) -> None:

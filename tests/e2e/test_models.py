@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
@@ -16,7 +14,7 @@ import numpy as np
 
 from service.session import open_session
 from tests.bundles import relu_ffn, write_bundle
-from tests.e2e.server import Array, Server, answer, binary, out_of, serving
+from tests.e2e.server import Array, Server, answer, binary, eventually, out_of, serving
 
 D = 16
 
@@ -50,14 +48,6 @@ def one(link: HTTPConnection, body: bytes, headers: dict[str, str], right: dict[
         return f"status {status}: {data!r}"
     version = json.loads(data[: int(got["inference-header-content-length"])])["model_version"]
     return f"version {version}" if out_of(got, data).tobytes() == right[version] else f"wrong bits from {version}"
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
-    until = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > until:
-            return False
-    return True
 
 
 def test_versions_are_swapped_under_load_without_one_failed_or_wrong_answer(tmp_path: Path) -> None:

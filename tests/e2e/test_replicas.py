@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import re
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import psutil
 
 from tests.bundles import relu_ffn, write_bundle
-from tests.e2e.server import Server, end, serving, start
+from tests.e2e.server import Server, end, eventually, serving, start
 
 D = 8
 
 
 def replicas(server: Server) -> list[psutil.Process]:
     return [child for child in psutil.Process(server.process.pid).children() if "--replica" in child.cmdline()]
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 40.0) -> bool:
-    until = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def own_ports(server: Server) -> list[int]:
@@ -91,14 +80,14 @@ def test_a_bundle_that_cannot_be_served_stops_them_all_with_its_reason(tmp_path:
 def test_a_stop_told_to_every_process_of_the_group_is_one_stop(tmp_path: Path) -> None:
     """As systemd does it: each replica has SIGTERM twice, from there and from its supervisor."""
     write_bundle(tmp_path, "ffn", relu_ffn(D, 2 * D))
-    with serving(tmp_path, "--threads", "1", "--replicas", "2", "--drain-delay", "2") as server:
+    with serving(tmp_path, "--threads", "1", "--replicas", "2", "--drain-delay", "5") as server:
         ports = own_ports(server)
         for port in ports:
             Server(server.process, port).ask("/v2/health/ready")
         for child in replicas(server):
             child.send_signal(signal.SIGTERM)
         server.signal(signal.SIGTERM)
-        assert eventually(lambda: Server(server.process, ports[0]).ask("/v2/health/ready")[0] == 503, 1)
+        assert eventually(lambda: Server(server.process, ports[0]).ask("/v2/health/ready")[0] == 503, 4)
         for port in ports:
             assert len(Server(server.process, port).infer("ffn", np.ones((2, D), np.float32))) == 2
         assert server.wait(30) == 0
