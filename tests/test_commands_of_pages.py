@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from importlib import import_module
+from typing import Any
 
 import pytest
 import typer
@@ -133,7 +134,7 @@ def test_every_command_and_flag_that_a_page_names_exists(page: str, console: typ
 
 def assert_known(command: typer.core.TyperGroup, words: list[str], text: str) -> None:
     """The subcommands exist, and the last of them has each flag; of `export ...` any export has it."""
-    reached: list[object] = [command]
+    reached: list[Any] = [command]  # commands are of a class that typer keeps to itself
     while words and isinstance(reached[0], typer.core.TyperGroup):
         group = reached[0]
         if words[0] == "..." or words[0].startswith("-"):
@@ -142,11 +143,11 @@ def assert_known(command: typer.core.TyperGroup, words: list[str], text: str) ->
         assert words[0] in group.commands, f"{text}: no command {words[0]!r}"
         reached, words = [group.commands[words[0]]], words[1:]
     flags = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
-    known = {option for each in reached for parameter in each.params for option in _spellings(parameter)}  # type: ignore[attr-defined]
+    known = {option for each in reached for parameter in each.params for option in _spellings(parameter)}
     assert flags <= known, f"{text}: no such flag"
 
 
-def _leaves(group: typer.core.TyperGroup) -> list[object]:
+def _leaves(group: typer.core.TyperGroup) -> list[Any]:
     below = group.commands.values()
     return [leaf for each in below for leaf in (_leaves(each) if isinstance(each, typer.core.TyperGroup) else [each])]
 

@@ -29,8 +29,9 @@ from service.session import PROVIDERS, Provider, session_options
 RUNS: Final = 5
 _PARAMETER: Final = r"\.(weight|bias)(\..+)?$"
 
-_NORMS: Final = ("LayerNormalization", "SkipLayerNormalization")
 Occurrence = Sequence[ir.Node]
+
+_NORMS: Final = ("LayerNormalization", "SkipLayerNormalization")
 _RMS: Final = ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "RMSNormalization")
 _GELUS: Final = ("BiasGelu", "FastGelu")
 

@@ -126,7 +126,7 @@ CASES: dict[str, Case] = {
         **{**T5_NAMES, "layers": "num_decoder_layers"},
     ),
     "switch": Case(
-        lambda: switch(),
+        switch,
         "encoder.block.1.layer.1.mlp.experts.expert_1.wi.weight",
         "shared.weight",
         **{**T5_NAMES, "depth": 4},

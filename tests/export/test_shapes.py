@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from export.shapes import LARGEST, LONG, MANY, Inputs, Tried, shapes, torture
+from service.manifest import CertificateKind
 from service.memory import Memory
 from service.packing import Float32, Int64
 from service.recheck import Run
@@ -32,8 +33,8 @@ def sums(tokens: Float32, seq_lens: Int64 | None, memory: Memory | None = None) 
     return np.concatenate(out).astype(np.float32)
 
 
-def failures(run: Run, inputs: Inputs, kind: str = "exact") -> dict[str, str]:
-    tried = torture(run, inputs, kind, seed=int(np.random.default_rng().integers(1000)))  # type: ignore[arg-type]
+def failures(run: Run, inputs: Inputs, kind: CertificateKind = "exact") -> dict[str, str]:
+    tried = torture(run, inputs, kind, seed=int(np.random.default_rng().integers(1000)))
     return {t.shape.name: t.counter_example for t in tried if t.counter_example is not None}
 
 

@@ -94,8 +94,13 @@ async def answers(engine: Engine, served: dict[str, Model], mix: list[Ask], seed
     for i, ask in enumerate(mix):
         client = Client(disconnected=ask.leaves)
         tokens, lens = inputs(ask, seed + i)
-        wish = {"priority": ask.priority, "isolate": ask.isolate, "client_id": ask.client_id}
-        tasks.append(asyncio.create_task(batcher.submit(served[ask.model], tokens, lens, client, **wish)))  # type: ignore[arg-type]
+        submitted = batcher.submit(
+            *(served[ask.model], tokens, lens, client),
+            priority=ask.priority,
+            isolate=ask.isolate,
+            client_id=ask.client_id,
+        )
+        tasks.append(asyncio.create_task(submitted))
         if ask.pause:
             await asyncio.sleep(0)
     got = await asyncio.gather(*tasks, return_exceptions=True)

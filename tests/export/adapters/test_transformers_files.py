@@ -62,7 +62,7 @@ MODELS = {
     "t5, its decoder": Form(
         "t5-decoder", lambda: t5(T5ForConditionalGeneration, num_decoder_layers=2, tie_word_embeddings=False), "decoder"
     ),
-    "switch": Form("switch", lambda: switch(), "encoder"),
+    "switch": Form("switch", switch, "encoder"),
     "switch, of a whole model": Form("switch", lambda: switch(SwitchTransformersForConditionalGeneration), "encoder"),
 }
 

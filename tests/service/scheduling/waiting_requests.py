@@ -34,9 +34,9 @@ class Ask:
         return 0 if self.squares is None else int(self.squares[-1])
 
 
-def sequences(*lens: int, **rest: int) -> Ask:
+def sequences(*lens: int, level: int = 1) -> Ask:
     sizes = np.array(lens, np.int64)
-    return Ask(sum(lens), np.cumsum(sizes), np.cumsum(sizes), np.cumsum(sizes**2), **rest)  # type: ignore[arg-type]
+    return Ask(sum(lens), np.cumsum(sizes), np.cumsum(sizes), np.cumsum(sizes**2), level=level)
 
 
 def queue_of(*requests: Ask, levels: int = 1, aging: int = 16) -> Waiting[Ask]:
