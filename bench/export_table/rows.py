@@ -113,7 +113,7 @@ def _exported(
     bundles, refused = [], {}
     for precision in precisions:
         bar = RECIPES[precision].sqnr_db
-        for budget in dict.fromkeys((None, bar)):
+        for budget in [None] if bar is None else [None, bar]:
             name = f"{slug}-alone-in-{precision}{'-within-its-budget' if budget else ''}."
             try:
                 bundles.append(_export(packed, name, folder, (precision,), progress, budget))

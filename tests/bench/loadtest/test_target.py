@@ -11,7 +11,7 @@ import pytest
 
 from bench.loadtest import target
 from bench.loadtest.target import TargetError, discover
-from tests.bench.loadtest.test_driver import serve_each
+from tests.bench.loadtest.misbehaving import serve_each
 
 METADATA = {
     "name": "ffn",
