@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from service.memory import Memory, pack_memory, piece_memory
 from service.packing import Limits, piece_seq_lens
 from service.scheduling.window import load_between, plan_window
-from tests.service.scheduling.test_window import all_windows, rules, waiting_for
-from tests.service.scheduling.waiting_requests import Ask, queue_of
+from tests.service.scheduling.waiting_requests import Ask, all_windows, queue_of, rules, waiting_for
 
 Sequences = list[tuple[int, int]]  # tokens, memory rows
 ragged = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=8)

@@ -10,45 +10,23 @@ from hypothesis import strategies as st
 
 from service.packing import Limits, Piece, piece_seq_lens
 from service.scheduling.cost import CostModel
-from service.scheduling.waiting import Waiting
-from service.scheduling.window import Rules, certainly_small, is_large, load, plan_window
-from tests.service.scheduling.waiting_requests import Ask, position_wise, queue_of, ragged, sequences, wait
-
-TOKEN_S = 1e-3
-
-
-def fitted(a: float = 0.0, b: float = TOKEN_S) -> CostModel:
-    cost = CostModel()
-    for tokens in (1, 1000, 10, 100) * 20:
-        cost.observe(tokens, 0, a + b * tokens)
-    return cost
-
-
-COST = fitted()
-limits = st.builds(Limits, st.integers(4, 128), st.none() | st.integers(1, 4), st.booleans())
-chunks = st.sampled_from([0.005, 0.02, float("inf")])
-
-
-def rules(limits: Limits, chunk_s: float = float("inf"), **rest: float) -> Rules:
-    return Rules(limits, COST, chunk_s=chunk_s, **rest)
-
-
-def waiting_for(requests: list[Ask], rules: Rules, aging: int = 4) -> Waiting[Ask]:
-    for request in requests:
-        request.large = is_large(*load(request, request.rows), rules.limits, rules.cost, rules.chunk_s)
-    return queue_of(*requests, levels=3, aging=aging)
-
-
-def all_windows(waiting: Waiting[Ask], rules: Rules) -> list[list[Piece[Ask]]]:
-    windows = []
-    while waiting.size:
-        windows.append(plan_window(waiting, rules))
-        assert windows[-1], "a queue that is not empty always yields a window"
-    return windows
-
-
-def rows_of(window: list[Piece[Ask]]) -> int:
-    return sum(piece.stop - piece.start for piece in window)
+from service.scheduling.window import Rules, certainly_small, is_large, plan_window
+from tests.service.scheduling.waiting_requests import (
+    COST,
+    Ask,
+    all_windows,
+    chunks,
+    fitted,
+    limits,
+    position_wise,
+    queue_of,
+    ragged,
+    rows_of,
+    rules,
+    sequences,
+    wait,
+    waiting_for,
+)
 
 
 @settings(deadline=None, max_examples=60)  # a queue may take a hundred windows

@@ -1,4 +1,4 @@
-"""A waiting request as scheduling sees it, and how hypothesis makes them."""
+"""A waiting request as scheduling sees it, how hypothesis makes them, and the windows that a queue of them becomes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from service.packing import Int64
+from service.packing import Int64, Limits, Piece
+from service.scheduling.cost import CostModel
 from service.scheduling.waiting import Waiting
-from service.scheduling.window import load
+from service.scheduling.window import Rules, is_large, load, plan_window
 
 
 @dataclass(eq=False)
@@ -56,3 +57,39 @@ ragged = st.builds(
     st.lists(st.integers(1, 90), min_size=1, max_size=8),
     st.integers(1, 3),
 )
+
+TOKEN_S = 1e-3
+
+
+def fitted(a: float = 0.0, b: float = TOKEN_S) -> CostModel:
+    cost = CostModel()
+    for tokens in (1, 1000, 10, 100) * 20:
+        cost.observe(tokens, 0, a + b * tokens)
+    return cost
+
+
+COST = fitted()
+limits = st.builds(Limits, st.integers(4, 128), st.none() | st.integers(1, 4), st.booleans())
+chunks = st.sampled_from([0.005, 0.02, float("inf")])
+
+
+def rules(limits: Limits, chunk_s: float = float("inf"), **rest: float) -> Rules:
+    return Rules(limits, COST, chunk_s=chunk_s, **rest)
+
+
+def waiting_for(requests: list[Ask], rules: Rules, aging: int = 4) -> Waiting[Ask]:
+    for request in requests:
+        request.large = is_large(*load(request, request.rows), rules.limits, rules.cost, rules.chunk_s)
+    return queue_of(*requests, levels=3, aging=aging)
+
+
+def all_windows(waiting: Waiting[Ask], rules: Rules) -> list[list[Piece[Ask]]]:
+    windows = []
+    while waiting.size:
+        windows.append(plan_window(waiting, rules))
+        assert windows[-1], "a queue that is not empty always yields a window"
+    return windows
+
+
+def rows_of(window: list[Piece[Ask]]) -> int:
+    return sum(piece.stop - piece.start for piece in window)
