@@ -28,7 +28,7 @@ from export.reference import Case
 from export.routing_noise import measure_routing
 from export.shapes import Inputs, torture
 from export.stand_in import UNMEASURED, check_resolves, stand_in
-from export.weights_file import data_file, forget, save
+from export.weights_file import SCRATCH, data_file, forget, save
 from service.cpu import cpu_quota
 from service.manifest import Certificate, DataFile, Parity, Precision, Routing, Variant, WeightMatmul, file_sha256
 from service.session import open_session, session_facts
@@ -73,7 +73,7 @@ def make_variants(
         ProofError: a variant misses its bar.
     """
     made: list[Variant] = []
-    fp32: ort.InferenceSession | None = None
+    fp32: Path | None = None
     calibration = _calibration(packed, options)
     calibrated: Calibrated | None = None
     wanted = options.variants()
@@ -107,10 +107,10 @@ def make_variants(
                 raise ProofError(f"{precision}: {cause}") from cause
             raise
         if (precision, provider) == _FLOAT:
-            fp32 = written.session
+            fp32 = written.path
         if (precision, provider) not in wanted:
-            written.path.unlink()
-            continue  # its data file stays until the others have read it
+            del written
+            continue  # its file stays until the others have read it
         if kept := [matmul.weight for matmul in written.matmuls if matmul.form == "float32"]:
             why = "beyond float16's range" if precision == "fp16" else "within the budget"
             progress(f"{precision}: {len(kept)} weight matmuls stay float, {why}: {', '.join(kept)}")
@@ -135,10 +135,13 @@ def make_variants(
                 certificate=certificate,
             )
         )
+        del written  # its session has all weights once more
+        (folder / SCRATCH).unlink(missing_ok=True)
+    left = [*folder.glob("stand-in.onnx*"), folder / SCRATCH]
     if ("fp32", "cpu") not in wanted:
-        data_file(folder / "fp32-cpu.onnx").unlink(missing_ok=True)
-    for left in folder.glob("stand-in.onnx*"):
-        left.unlink()
+        left += [folder / "fp32-cpu.onnx", data_file(folder / "fp32-cpu.onnx")]
+    for path in left:
+        path.unlink(missing_ok=True)
     return made
 
 
@@ -218,6 +221,7 @@ def _within_budget(
 
     def holds(step: int) -> bool:
         nonlocal found, refused
+        found = None  # before another session has all weights once more
         try:
             found, refused = written(step), None
         except NoRoutingMargin as fault:
@@ -268,9 +272,9 @@ def certificate_of(
     session: ort.InferenceSession,
     packed: Packed,
     options: Options,
-    fp32: ort.InferenceSession | None,
+    fp32: Path | None,
 ) -> Certificate:
-    """Measure `session`, opened from `path`; `fp32` is the float variant's, where there is one.
+    """Measure `session`, opened from `path`; `fp32` is the float variant's file, where there is one.
 
     Raises:
         ProofError: results depend on neighbours and `options` do not allow that.
@@ -286,7 +290,7 @@ def certificate_of(
         seed=options.seed,
         facts=session_facts(threads),
         quantized=precision != "fp32",
-        fp32=fp32,
+        fp32=None if fp32 is None else open_session(fp32, "cpu", threads),
         other_threads=open_session(path, "cpu", 1 if threads > 1 else 2),
     )
     certificate = without_places(certificate, path)

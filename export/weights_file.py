@@ -15,6 +15,7 @@ import onnx_ir as ir
 from torch import nn
 
 PROTOBUF_LIMIT: Final = (1 << 31) - (1 << 20)  # protobuf stops at 2 GiB; the rest of the graph needs room too
+SCRATCH: Final = "scratch.data"  # weights that were computed from those in a file; it goes before the bundle is there
 _INLINE: Final = 1024  # bytes of the largest tensor that stays in the graph, where constants are looked for
 
 
@@ -44,8 +45,28 @@ def move_out(model: ir.Model, path: Path) -> None:
 def forget(model: ir.Model) -> None:
     """Unmap what was read of weights that are in a file; they are read again when they are needed."""
     for value in model.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor):
-            value.const_value.release()
+        let_go(value)
+
+
+def let_go(value: ir.Value) -> None:
+    """The same of one weight, of whose values nobody holds a view."""
+    if isinstance(value.const_value, ir.ExternalTensor):
+        value.const_value.release()
+
+
+def in_the_place_of(
+    old: ir.Value, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], name: str
+) -> ir.TensorProtocol:
+    """`array` as a tensor that is where `old`'s is: in memory, or in a file, the scratch file beside that one."""
+    tensor = old.const_value
+    if not isinstance(tensor, ir.ExternalTensor) or array.nbytes <= _INLINE:
+        return ir.tensor(array, name=name)
+    folder = Path(tensor.path).parent
+    with (folder / SCRATCH).open("ab") as file:
+        offset = file.tell()
+        file.write(np.ascontiguousarray(array).data)
+    dtype, shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
+    return ir.ExternalTensor(SCRATCH, offset, array.nbytes, dtype, shape=shape, name=name, base_dir=folder)
 
 
 def save(model: ir.Model, path: Path, *, external_above: int) -> list[Path]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+import onnxruntime as ort
 
 from export.errors import ExportError, first_line
 from service.cpu import cpu_quota
@@ -155,13 +156,15 @@ class Activations:
         path: Path,
         beside: Sequence[Feeds] = (),
     ) -> None:
-        """Open `model`, which ONNX Runtime must be able to run, with some of its values as outputs.
+        """Take `model`, which ONNX Runtime must be able to run, with some of its values as outputs.
+
+        It is opened for each batch and not kept open: a session has all weights once more.
 
         Args:
             model: the float graph, lowered.
             widths: name of a value of the main graph -> its K, in the order of use or its reverse.
             feeds: inputs of each run.
-            path: the file to write the graph to; it is removed.
+            path: the file that the graph is written to for that long.
             beside: inputs of further runs, whose rows are given apart.
         """
         model = model.clone()
@@ -177,11 +180,7 @@ class Activations:
         self._feeds = {False: feeds, True: beside}
         self._batch_of = _batches(widths, sum(len(run["tokens"]) for run in (*feeds, *beside)))
         self._kept: dict[tuple[str, bool], Float32] = {}
-        try:
-            ir.save(model, path)
-            self._session = open_session(path, "cpu", threads=cpu_quota())
-        finally:
-            path.unlink(missing_ok=True)
+        self._model, self._path = model, path
 
     def has(self, name: str) -> bool:
         """Whether this value was asked for."""
@@ -199,12 +198,20 @@ class Activations:
         if (name, beside) not in self._kept:
             names = [other for other, batch in self._batch_of.items() if batch == self._batch_of[name]]
             self._kept.clear()
+            session = self._open()
             for which, inputs in self._feeds.items():
-                runs = [self._session.run([self._taps[name] for name in names], feeds) for feeds in inputs]
+                runs = [session.run([self._taps[name] for name in names], feeds) for feeds in inputs]
                 for index, other in enumerate(names if runs else ()):
                     rows = [run[index].reshape(-1, run[index].shape[-1]) for run in runs]
                     self._kept[other, which] = np.concatenate(rows)
         return self._kept[name, beside]
+
+    def _open(self) -> ort.InferenceSession:
+        try:
+            ir.save(self._model, self._path)
+            return open_session(self._path, "cpu", threads=cpu_quota())
+        finally:
+            self._path.unlink(missing_ok=True)
 
 
 def _batches(widths: Mapping[str, int], rows: int) -> dict[str, int]:

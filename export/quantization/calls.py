@@ -17,6 +17,7 @@ from export.errors import ExportError
 from export.quantization.forms import DOMAIN, MIN_OPSET
 from export.quantization.matmuls import weight_matmuls, weight_operators
 from export.routing import is_router
+from export.weights_file import let_go
 from service.manifest import MatmulForm, WeightMatmul
 from service.packing import Float32
 
@@ -148,6 +149,7 @@ class MatmulQuantizer(ABC, Generic[F]):
         key = (name, form.name)
         if key not in self._encoded:
             self._encoded[key] = self.encode(name, self._checked(weight), x, form)
+            let_go(weight)
         return self._encoded[key]
 
     def _checked(self, weight: ir.Value) -> Float32:

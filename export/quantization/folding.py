@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.quantization.forms import DOMAIN
+from export.weights_file import in_the_place_of, let_go
 from service.packing import Float32
 
 Place = Literal["norm", "weights", "multiply"]
@@ -47,6 +48,7 @@ class Fold:
             array = old.const_value.numpy().copy()
             array[..., part.start : part.start + len(scales)] /= scales
             replace_initializer(graph, [(part.node, part.position)], array)
+            let_go(old)
 
 
 def find_fold(x: ir.Value, consumers: Iterable[ir.Node]) -> Fold | None:
@@ -65,7 +67,7 @@ def replace_initializer(
 ) -> None:
     """Put `array` in place of the one initializer that is there in all of `uses` (node, input).
 
-    It takes the old one's name, unless the old one has another use and stays.
+    It takes the old one's name, unless the old one has another use and stays; and where that is in a file, it is too.
     """
     node, position = uses[0]
     old = node.inputs[position]
@@ -76,7 +78,7 @@ def replace_initializer(
         del graph.initializers[name]
     while name in graph.initializers:
         name += ".smoothed"
-    new = ir.val(name, const_value=ir.tensor(array, name=name))
+    new = ir.val(name, const_value=in_the_place_of(old, array, name))
     graph.register_initializer(new)
     for node, position in uses:
         node.replace_input_with(position, new)

@@ -8,7 +8,7 @@ sequences, where scales fitted to its silence would make it louder still.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ from export.quantization.folding import Place, find_fold, replace_initializer
 from export.quantization.forms import Form
 from export.quantization.matmuls import weight_matmuls
 from export.quantization.rounding import matmul_sqnr_db, nearest
+from export.weights_file import let_go
 from service.packing import Float32
 
 ALPHAS: Final = (0.35, 0.5, 0.65)
@@ -78,6 +79,7 @@ def smooth(model: ir.Model, activations: Activations, form: Form) -> Mapping[str
         samples = [spread(part, _ROWS) for part in (rows, beside) if part is not None and len(part)]
         best = _best(samples, [_array(node) for node in consumers], form, margin_db)
         if best is None:
+            _let_all_go(by_weight)
             continue
         alpha, scales = best
         if fold is not None:
@@ -86,6 +88,7 @@ def smooth(model: ir.Model, activations: Activations, form: Form) -> Mapping[str
             _multiply(model.graph, x, consumers, scales)
         for weight, users in by_weight.items():
             replace_initializer(model.graph, [(node, 1) for node in users], _numpy(weight) * scales[:, None])
+        _let_all_go(by_weight)
         read = consumers[0].inputs[0]
         assert read is not None
         done[str(read.name)] = Smoothed(source, alpha, "multiply" if fold is None else fold.place, scales)
@@ -146,6 +149,11 @@ def _by_weight(consumers: Sequence[ir.Node]) -> dict[ir.Value, list[ir.Node]]:
         assert weight is not None
         found.setdefault(weight, []).append(node)
     return found
+
+
+def _let_all_go(weights: Iterable[ir.Value]) -> None:
+    for weight in weights:
+        let_go(weight)
 
 
 def _array(node: ir.Node) -> Float32:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
@@ -17,10 +18,16 @@ from export.adapters.random_weights import random_stack
 from export.adapters.registry import pack
 from export.errors import ExportError, ProofError
 from export.pipeline import Options, export_module, export_packed
+from export.quantization import calibration
+from export.quantization.calibration import Activations
+from export.quantization.forms import EIGHT_BIT
+from export.quantization.smoothing import activation_widths, smooth
+from export.weights_file import SCRATCH, move_out
 from service import session
 from service.errors import BundleError
 from service.manifest import Manifest, file_sha256, read_manifest
 from service.session import open_session
+from tests.export.hand_built import random_ffn
 
 
 def stack() -> nn.Module:
@@ -85,6 +92,54 @@ def test_torch_s_weights_are_given_back_before_onnx_runtime_loads(
     export_module(module, Options("consumed", tmp_path, external_above=0), consume=True)
     assert set(held) == {0}
     assert all(parameter.numel() == 0 for parameter in module.parameters())
+
+
+def test_no_other_session_is_open_while_the_float_graph_calibrates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has all weights once more."""
+    opened, alive = session.open_session, list[weakref.ref[Any]]()
+    together: dict[str, list[int]] = {"variants": [], "calibration": []}
+
+    def watching(where: str) -> Any:
+        def watched(*arguments: Any, **options: Any) -> Any:
+            together[where].append(sum(other() is not None for other in alive))
+            made = opened(*arguments, **options)
+            alive.append(weakref.ref(made))
+            return made
+
+        return watched
+
+    monkeypatch.setattr(variants, "open_session", watching("variants"))
+    monkeypatch.setattr(calibration, "open_session", watching("calibration"))
+    export_module(stack(), Options("x", tmp_path, external_above=0))
+    assert together["calibration"]
+    assert set(together["calibration"]) == {0}
+    assert max(together["variants"]) <= 2  # a file with both numbers of threads, and the float one beside it
+
+
+def test_weights_computed_from_those_in_a_file_are_in_a_file_too(tmp_path: Path) -> None:
+    model = random_ffn(64, 128, 0)
+    inside = smoothed(model, tmp_path)
+    move_out(model, tmp_path / "m.onnx")
+    beside = smoothed(model, tmp_path)
+    assert inside
+    assert inside.keys() == beside.keys()
+    for name, tensor in beside.items():
+        assert isinstance(tensor, ir.ExternalTensor)
+        assert tensor.numpy().tobytes() == inside[name].numpy().tobytes()
+    assert (tmp_path / SCRATCH).stat().st_size == sum(tensor.nbytes for tensor in beside.values())
+
+
+def smoothed(model: ir.Model, folder: Path) -> dict[str, ir.TensorProtocol]:
+    """The weights that smoothing a copy of `model` changed, but the smallest."""
+    copy, widths = model.clone(), activation_widths(model.graph)
+    tokens = np.random.default_rng(0).standard_normal((40, 64), dtype=np.float32) * np.geomspace(0.01, 30, 64)
+    smooth(copy, Activations(model, widths, [{"tokens": tokens.astype(np.float32)}], folder / "float.onnx"), EIGHT_BIT)
+    before = {name: value.const_value for name, value in model.graph.initializers.items()}
+    weights = {name: value.const_value for name, value in copy.graph.initializers.items()}
+    changed = {n: t for n, t in weights.items() if t is not None and n in before and t is not before[n]}
+    return {name: tensor for name, tensor in changed.items() if tensor.nbytes > 1024}
 
 
 def test_a_module_that_is_not_consumed_keeps_its_weights(tmp_path: Path) -> None:
