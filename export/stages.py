@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 import torch
 from torch import Tensor, nn
 
@@ -174,14 +173,14 @@ def _facts(graph: ir.Model, part: Packed, cases: Sequence[Case]) -> dict[str, ob
 
 def _variants(source: Path, folder: Path, whole: Manifest, part: Part, options: Options) -> list[Variant]:
     made: list[Variant] = []
-    fp32: ort.InferenceSession | None = None
+    fp32: Path | None = None
     for variant in sorted(whole.variants, key=lambda variant: variant.precision != "fp32"):
         model = cut_out(ir.load(source / variant.file), part.cut)
         path = folder / variant.file
         beside = save(model, path, external_above=options.external_above)
         session = open_session(path, variant.provider, cpu_quota())
         if variant.precision == "fp32":
-            fp32 = session
+            fp32 = path
         routing = measure_routing(model, part.cases, folder, ir.save)
         rows = parity.measure(session, part.cases, routing)
         parity.check(rows, part.packed.depth or 1, RECIPES[variant.precision].sqnr_db)
