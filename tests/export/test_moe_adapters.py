@@ -125,11 +125,11 @@ def test_switchs_encoder_of_dense_and_sparse_layers_equals_its_packed_form() -> 
         num_experts=5,
         expert_capacity=1,
     )
+    torch.manual_seed(0)  # other random routers may hardly ever choose one of their five
     packed = pack(random_weights(SwitchTransformersEncoderModel(config)))
     assert packed.proofs[EQUALS] < 1e-13
     assert (packed.architecture["layers"], packed.architecture["expert_layers"]) == (4, 2)
-    # a router with random weights may hardly ever choose one of its five
-    assert 8 <= packed.architecture["experts_met_by_the_proof"] <= 10  # type: ignore[operator]
+    assert packed.architecture["experts_met_by_the_proof"] == 10
     assert packed.sample is not None
 
 
