@@ -1,7 +1,7 @@
 """What each precision is: one table, precision -> provider, transform and bar. A new precision is a row here.
 
 A transform turns the float graph into candidates: the graph it would like best, and, step by step, the ones that spend
-more time to be closer to it. `export.variants` takes the first that holds the error budget.
+more time to be closer to it. `export.budget` takes the first that holds the error budget.
 """
 
 from __future__ import annotations

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import onnx_ir as ir
 import onnxruntime as ort
 
-from export import parity
 from export.blocks import longest_sequence
+from export.budget import within_budget
 from export.certify import certify, check_position_wise, runner
-from export.errors import ExportError, NoRoutingMargin, ProofError
+from export.errors import ExportError, ProofError
 from export.graph import width_of_output
 from export.half import scanned_widths
 from export.lowering import lower
 from export.lowering.registry import Provider
 from export.packed import Packed
 from export.places import without_places
-from export.precisions import RECIPES, Calibrated, Candidates, Choices
+from export.precisions import RECIPES, Calibrated, Choices
 from export.quantization.calibration import LONG, Activations, Calibration, read_calibration, synthetic_calibration
 from export.quantization.smoothing import activation_widths
 from export.quantize import count_quantized_matmuls, count_weight_matmuls
 from export.reference import Case
-from export.routing_noise import measure_routing
 from export.shapes import Inputs, torture
-from export.stand_in import UNMEASURED, check_resolves, stand_in
-from export.weights_file import SCRATCH, data_file, forget, save
+from export.stand_in import UNMEASURED
+from export.weights_file import data_file, provisional
 from service.cpu import cpu_quota
-from service.manifest import Certificate, DataFile, Parity, Precision, Routing, Variant, WeightMatmul, file_sha256
+from service.manifest import Certificate, DataFile, Precision, Variant, file_sha256
 from service.session import open_session, session_facts
 
 if TYPE_CHECKING:
@@ -38,19 +37,6 @@ if TYPE_CHECKING:
 
 
 _FLOAT: Final[tuple[Precision, Provider]] = ("fp32", "cpu")
-
-
-@dataclass(frozen=True)
-class _Written:
-    """A candidate in its file, measured against torch, or its stand-in for the CPU was, and `session` is that one's."""
-
-    path: Path
-    beside: list[Path]
-    model: ir.Model
-    session: ort.InferenceSession
-    parity: list[Parity]
-    routing: list[Routing]
-    matmuls: list[WeightMatmul]
 
 
 def make_variants(
@@ -78,71 +64,73 @@ def make_variants(
     calibrated: Calibrated | None = None
     wanted = options.variants()
     for precision, provider in [*([] if ("fp32", "cpu") in wanted else [_FLOAT]), *wanted]:
-        recipe = RECIPES[precision]
-        is_calibrated = recipe.is_calibrated(options.weight_method)
+        is_calibrated = RECIPES[precision].is_calibrated(options.weight_method)
         if is_calibrated and calibrated is None and calibration is not None:
             warning = " (WARNING: not what the model meets; --calibrate takes yours)" if calibration.synthetic else ""
             progress(f"Calibrate on {calibration.source}{warning}")
             calibrated = _run_float(graph, calibration, folder, scanned="fp16" in options.precisions)
-        proof = (
-            "certify" if provider == "cpu" else "on the CPU in its stead; tokenslab verify --write certifies on CUDA"
-        )
-        progress(f"{precision} for {provider}: write the graph, compare with torch, {proof}")
+        choices = Choices(calibrated if is_calibrated else None, options.calibration_method, options.weight_method)
+        path = folder / f"{precision}-{provider}.onnx"
         try:
-            chosen = calibrated if is_calibrated else None
-            choices = Choices(chosen, options.calibration_method, options.weight_method)
-            candidates = recipe.transform(graph, choices)
-            written = _within_budget(precision, provider, graph, candidates, cases, packed.depth or 1, options, folder)
-            certificate = without_places(UNMEASURED, written.path)
-            if provider == "cpu":
-                certificate = certificate_of(precision, written.path, written.session, packed, options, fp32)
-                try_shapes(written.session, width_of_output(written.model), packed, certificate, options.seed)
+            with provisional(path):
+                variant = _make(precision, path, provider, graph, packed, options, cases, choices, fp32, progress)
         except ExportError as cause:
             if refused is not None and precision != "fp32":
                 refused[precision] = str(cause).removeprefix(f"{precision}: ")
-                for path in folder.glob(f"{precision}-{provider}.onnx*"):
-                    path.unlink()
                 continue
             if isinstance(cause, ProofError):
                 raise ProofError(f"{precision}: {cause}") from cause
             raise
         if (precision, provider) == _FLOAT:
-            fp32 = written.path
-        if (precision, provider) not in wanted:
-            del written
-            continue  # its file stays until the others have read it
-        if kept := [matmul.weight for matmul in written.matmuls if matmul.form == "float32"]:
-            why = "beyond float16's range" if precision == "fp16" else "within the budget"
-            progress(f"{precision}: {len(kept)} weight matmuls stay float, {why}: {', '.join(kept)}")
-        made.append(
-            Variant(
-                precision=precision,
-                provider=provider,
-                file=written.path.name,
-                sha256=file_sha256(written.path),
-                bytes=written.path.stat().st_size,
-                data=[
-                    DataFile(file=file.name, sha256=file_sha256(file), bytes=file.stat().st_size)
-                    for file in written.beside
-                ],
-                quantized_matmuls=count_quantized_matmuls(written.model),
-                float_matmuls=count_weight_matmuls(written.model),
-                calibration=calibration.source if is_calibrated and calibration is not None else None,
-                matmuls=written.matmuls,
-                parity=written.parity if provider == "cpu" else [],
-                stand_in=[] if provider == "cpu" else written.parity,
-                routing=written.routing,
-                certificate=certificate,
-            )
-        )
-        del written  # its session has all weights once more
-        (folder / SCRATCH).unlink(missing_ok=True)
-    left = [*folder.glob("stand-in.onnx*"), folder / SCRATCH]
-    if ("fp32", "cpu") not in wanted:
-        left += [folder / "fp32-cpu.onnx", data_file(folder / "fp32-cpu.onnx")]
-    for path in left:
-        path.unlink(missing_ok=True)
+            fp32 = path
+        if (precision, provider) in wanted:
+            source = calibration.source if is_calibrated and calibration is not None else None
+            made.append(variant.model_copy(update={"calibration": source}))
+    if _FLOAT not in wanted:  # its file stayed until the others had read it
+        for left in (folder / "fp32-cpu.onnx", data_file(folder / "fp32-cpu.onnx")):
+            left.unlink(missing_ok=True)
     return made
+
+
+def _make(
+    precision: Precision,
+    path: Path,
+    provider: Provider,
+    graph: ir.Model,
+    packed: Packed,
+    options: Options,
+    cases: Sequence[Case],
+    choices: Choices,
+    fp32: Path | None,
+    progress: Callable[[str], None],
+) -> Variant:
+    """One variant in its file, `path`. All that has the weights once more is held by this call, and goes with it."""
+    proof = "certify" if provider == "cpu" else "on the CPU in its stead; tokenslab verify --write certifies on CUDA"
+    progress(f"{precision} for {provider}: write the graph, compare with torch, {proof}")
+    candidates = RECIPES[precision].transform(graph, choices)
+    written = within_budget(precision, path, provider, graph, candidates, cases, packed.depth or 1, options)
+    certificate = without_places(UNMEASURED, path)
+    if provider == "cpu":
+        certificate = certificate_of(precision, path, written.session, packed, options, fp32)
+        try_shapes(written.session, width_of_output(written.model), packed, certificate, options.seed)
+    if kept := [matmul.weight for matmul in written.matmuls if matmul.form == "float32"]:
+        why = "beyond float16's range" if precision == "fp16" else "within the budget"
+        progress(f"{precision}: {len(kept)} weight matmuls stay float, {why}: {', '.join(kept)}")
+    return Variant(
+        precision=precision,
+        provider=provider,
+        file=path.name,
+        sha256=file_sha256(path),
+        bytes=path.stat().st_size,
+        data=[DataFile(file=file.name, sha256=file_sha256(file), bytes=file.stat().st_size) for file in written.beside],
+        quantized_matmuls=count_quantized_matmuls(written.model),
+        float_matmuls=count_weight_matmuls(written.model),
+        matmuls=written.matmuls,
+        parity=written.parity if provider == "cpu" else [],
+        stand_in=[] if provider == "cpu" else written.parity,
+        routing=written.routing,
+        certificate=certificate,
+    )
 
 
 def _calibration(packed: Packed, options: Options) -> Calibration | None:
@@ -179,83 +167,6 @@ def _run_float(graph: ir.Model, calibration: Calibration, folder: Path, *, scann
         widths |= scanned_widths(graph)
     activations = Activations(lowered, widths, calibration.feeds, path, calibration.beside)
     return Calibrated(activations, trusted=not calibration.synthetic)
-
-
-def _within_budget(
-    precision: Precision,
-    provider: Provider,
-    graph: ir.Model,
-    candidates: Candidates,
-    cases: Sequence[Case],
-    depth: int,
-    options: Options,
-    folder: Path,
-) -> _Written:
-    """The first candidate that holds its bar, found by halving: closer candidates cost time, not accuracy.
-
-    The bar is an SQNR, and that most tokens have a routing margin. Matmuls stay float only where the user asks for an
-    SQNR.
-    """
-    recipe = RECIPES[precision]
-    path = folder / f"{precision}-{provider}.onnx"
-
-    def written(step: int) -> _Written:
-        model = candidates.build(step)
-        runs = model if provider == "cpu" else stand_in(model)
-        lower(model, provider)
-        forget(graph)
-        beside = save(model, path, external_above=options.external_above)
-        if runs is model:
-            session = open_session(path, provider, cpu_quota())
-        else:
-            check_resolves(path)
-            session = _open_stand_in(runs, folder, options)
-        routing = measure_routing(runs, cases, folder, ir.save)
-        rows = parity.measure(session, cases, routing)
-        return _Written(path, beside, model, session, rows, routing, candidates.matmuls(step))
-
-    bar = None if recipe.sqnr_db is None else max(recipe.sqnr_db, options.min_sqnr or 0)
-
-    found: _Written | None = None
-    refused: NoRoutingMargin | None = None
-
-    def holds(step: int) -> bool:
-        nonlocal found, refused
-        found = None  # before another session has all weights once more
-        try:
-            found, refused = written(step), None
-        except NoRoutingMargin as fault:
-            refused = fault
-            return False
-        return bar is None or min(row.sqnr_db for row in found.parity) >= bar
-
-    last = candidates.last_quantized if options.min_sqnr is None else candidates.last
-    at = 0
-    if not holds(0) and last:
-        below, above = 0, last
-        while above - below > 1:
-            at = (below + above) // 2
-            below, above = (below, at) if holds(at) else (at, above)
-        if at != above:
-            at = above
-            holds(at)
-    if refused is not None:
-        raise refused
-    assert found is not None
-    if at and not count_quantized_matmuls(found.model):
-        raise ProofError(f"every weight matmul would have to stay float to hold {bar:g} dB of SQNR")
-    parity.check(found.parity, depth, bar)
-    return found
-
-
-def _open_stand_in(runs: ir.Model, folder: Path, options: Options) -> ort.InferenceSession:
-    lower(runs, "cpu")
-    path = folder / "stand-in.onnx"
-    beside = save(runs, path, external_above=options.external_above)
-    session = open_session(path, "cpu", cpu_quota())
-    if not beside:  # else it is mapped into memory, and named in the copies of routing
-        path.unlink()
-    return session
 
 
 def try_shapes(session: ort.InferenceSession, d_out: int, packed: Packed, certificate: Certificate, seed: int) -> None:

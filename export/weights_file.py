@@ -7,6 +7,9 @@ go, and not the graph. It knows graphs and files, no precisions and no bundle.
 from __future__ import annotations
 
 import gc
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +18,8 @@ import onnx_ir as ir
 from torch import nn
 
 PROTOBUF_LIMIT: Final = (1 << 31) - (1 << 20)  # protobuf stops at 2 GiB; the rest of the graph needs room too
-SCRATCH: Final = "scratch.data"  # weights that were computed from those in a file; it goes before the bundle is there
+SCRATCH: Final = "scratch"  # how the names of files begin that are for the making of one graph, and go with it
+_COMPUTED: Final = f"{SCRATCH}.data"  # weights that were computed from those in a file
 _INLINE: Final = 1024  # bytes of the largest tensor that stays in the graph, where constants are looked for
 
 
@@ -62,11 +66,11 @@ def in_the_place_of(
     if not isinstance(tensor, ir.ExternalTensor) or array.nbytes <= _INLINE:
         return ir.tensor(array, name=name)
     folder = Path(tensor.path).parent
-    with (folder / SCRATCH).open("ab") as file:
+    with (folder / _COMPUTED).open("ab") as file:
         offset = file.tell()
         file.write(np.ascontiguousarray(array).data)
     dtype, shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
-    return ir.ExternalTensor(SCRATCH, offset, array.nbytes, dtype, shape=shape, name=name, base_dir=folder)
+    return ir.ExternalTensor(_COMPUTED, offset, array.nbytes, dtype, shape=shape, name=name, base_dir=folder)
 
 
 def save(model: ir.Model, path: Path, *, external_above: int) -> list[Path]:
@@ -91,6 +95,34 @@ def save(model: ir.Model, path: Path, *, external_above: int) -> list[Path]:
         move_out(model, path)
     ir.save(model, path)
     return [beside]
+
+
+@contextmanager
+def provisional(path: Path) -> Iterator[None]:
+    """Make the graph `path` inside, in one call that holds all that it needs; whatever comes of it, only files stay.
+
+    Scratch files beside it go at the end, and so does memory: a graph refers to itself in circles, and an exception to
+    the frames that it came through, with their sessions and arrays; they are emptied. After an exception `path` and
+    its data file go too.
+    """
+    try:
+        yield
+    except BaseException as cause:
+        _clear_frames(cause)
+        for file in (path, data_file(path)):
+            file.unlink(missing_ok=True)
+        raise
+    finally:
+        for file in path.parent.glob(f"{SCRATCH}.*"):
+            file.unlink()
+        gc.collect()
+
+
+def _clear_frames(cause: BaseException | None) -> None:
+    """Empty the finished frames of an exception and of those it came from."""
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
 
 
 def release_weights(module: nn.Module) -> None:

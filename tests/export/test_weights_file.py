@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from export import variants
+from export import budget, variants
 from export.adapters.random_weights import random_stack
 from export.adapters.registry import pack
 from export.errors import ExportError, ProofError
@@ -22,7 +22,7 @@ from export.quantization import calibration
 from export.quantization.calibration import Activations
 from export.quantization.forms import EIGHT_BIT
 from export.quantization.smoothing import activation_widths, smooth
-from export.weights_file import SCRATCH, move_out
+from export.weights_file import SCRATCH, move_out, provisional
 from service import session
 from service.errors import BundleError
 from service.manifest import Manifest, file_sha256, read_manifest
@@ -89,6 +89,7 @@ def test_torch_s_weights_are_given_back_before_onnx_runtime_loads(
         return opened(*arguments)
 
     monkeypatch.setattr(variants, "open_session", watched)
+    monkeypatch.setattr(budget, "open_session", watched)
     export_module(module, Options("consumed", tmp_path, external_above=0), consume=True)
     assert set(held) == {0}
     assert all(parameter.numel() == 0 for parameter in module.parameters())
@@ -111,6 +112,7 @@ def test_no_other_session_is_open_while_the_float_graph_calibrates(
         return watched
 
     monkeypatch.setattr(variants, "open_session", watching("variants"))
+    monkeypatch.setattr(budget, "open_session", watching("variants"))
     monkeypatch.setattr(calibration, "open_session", watching("calibration"))
     export_module(stack(), Options("x", tmp_path, external_above=0))
     assert together["calibration"]
@@ -128,7 +130,7 @@ def test_weights_computed_from_those_in_a_file_are_in_a_file_too(tmp_path: Path)
     for name, tensor in beside.items():
         assert isinstance(tensor, ir.ExternalTensor)
         assert tensor.numpy().tobytes() == inside[name].numpy().tobytes()
-    assert (tmp_path / SCRATCH).stat().st_size == sum(tensor.nbytes for tensor in beside.values())
+    assert (tmp_path / f"{SCRATCH}.data").stat().st_size == sum(tensor.nbytes for tensor in beside.values())
 
 
 def smoothed(model: ir.Model, folder: Path) -> dict[str, ir.TensorProtocol]:
@@ -140,6 +142,31 @@ def smoothed(model: ir.Model, folder: Path) -> dict[str, ir.TensorProtocol]:
     weights = {name: value.const_value for name, value in copy.graph.initializers.items()}
     changed = {n: t for n, t in weights.items() if t is not None and n in before and t is not before[n]}
     return {name: tensor for name, tensor in changed.items() if tensor.nbytes > 1024}
+
+
+def test_what_an_exception_held_is_let_go_while_the_exception_lives(tmp_path: Path) -> None:
+    """Of the exceptions that it came from too."""
+    array = weakref.ref(np.zeros(8))
+
+    def first() -> None:
+        nonlocal array
+        weights = np.zeros(8)
+        array = weakref.ref(weights)
+        raise ValueError
+
+    def second() -> None:
+        try:
+            first()
+        except ValueError as cause:
+            raise ProofError("no") from cause
+
+    for name in ("a.onnx", "a.onnx.data", f"{SCRATCH}.onnx", "b.onnx"):
+        (tmp_path / name).touch()
+    with pytest.raises(ProofError) as held, provisional(tmp_path / "a.onnx"):
+        second()
+    assert array() is None
+    assert held.value.__cause__ is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["b.onnx"]
 
 
 def test_a_module_that_is_not_consumed_keeps_its_weights(tmp_path: Path) -> None:
