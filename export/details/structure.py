@@ -5,7 +5,7 @@ Structural evidence alone: an operator that is there has a kernel to run on, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,17 +18,18 @@ from export.lowering.attention import VARLEN_ATTENTION
 from export.lowering.cross_attention import VARLEN_CROSS_ATTENTION
 from export.lowering.rotary import ROTARY_EMBEDDING
 from export.markdown import table
-from service.manifest import Variant
+from service.manifest import MatmulForm, Variant, WeightMatmul
 
 _CONTRIB: Final = "com.microsoft"
+_BITS: Final[Mapping[MatmulForm, int]] = {"8-bit weights": 8, "4-bit weights": 4}
 
 
-def structure(path: Path, in_blocks: int) -> list[Fused]:
+def structure(path: Path, matmuls: Sequence[WeightMatmul]) -> list[Fused]:
     """The calls of attention and of rotary positions in the file, and its weights in blocks, against what each needs.
 
     Args:
         path: of a file for CUDA.
-        in_blocks: matmuls that the export says are `MatMulNBits`.
+        matmuls: what the export says became of each weight; those in blocks are a `MatMulNBits` each.
     """
     model = ir.load(path)
     rows = []
@@ -41,10 +42,10 @@ def structure(path: Path, in_blocks: int) -> list[Fused]:
         missed = [place(_from_weight(node)) for node in calls if not _has(model, node, kernel)]
         if calls:
             rows.append(_row(pattern, kernel, len(calls), missed))
+    in_blocks = {matmul.weight: _BITS[matmul.form] for matmul in matmuls if matmul.form in _BITS}
+    missed = [weight for weight, bits in in_blocks.items() if not _in_blocks(model, weight, bits)]
     if in_blocks:
-        found = sum(_is(node, "MatMulNBits") or _has(model, node, "MatMulNBits") for node in model.graph.all_nodes())
-        missed = [f"{in_blocks - found} of them"] if found < in_blocks else []
-        rows.append(_row("weights in blocks", "MatMulNBits", in_blocks, missed, found=min(found, in_blocks)))
+        rows.append(_row("weights in blocks", "MatMulNBits", len(in_blocks), missed))
     return rows
 
 
@@ -58,8 +59,7 @@ def check_structure(folder: Path, variants: Sequence[Variant]) -> list[str]:
     for variant in variants:
         if variant.provider != "cuda":
             continue
-        in_blocks = variant.quantized_matmuls if variant.precision in ("w8", "w4") else 0
-        for row in structure(folder / variant.file, in_blocks):
+        for row in structure(folder / variant.file, variant.matmuls):
             if not row.holds:
                 raise ProofError(
                     f"{variant.file}: {row.pattern}: {row.expected - row.found} of {row.expected} have no "
@@ -75,13 +75,12 @@ def check_structure(folder: Path, variants: Sequence[Variant]) -> list[str]:
     ]
 
 
-def _row(pattern: str, kernel: str, expected: int, missed: list[str], *, found: int | None = None) -> Fused:
-    found = expected - len(missed) if found is None else found
+def _row(pattern: str, kernel: str, expected: int, missed: list[str]) -> Fused:
     return Fused(
         pattern=pattern,
         kernels=[kernel],
         expected=expected,
-        found=found,
+        found=expected - len(missed),
         written=True,
         missed=missed,
         share_of_time=None,
@@ -96,6 +95,24 @@ def _calls(model: ir.Model, function: str) -> list[ir.Node]:
 def _has(model: ir.Model, call: ir.Node, kernel: str) -> bool:
     body = model.functions.get(call.op_identifier())
     return body is not None and any(_is(node, kernel) for node in body.all_nodes())
+
+
+def _in_blocks(model: ir.Model, weight: str, bits: int) -> bool:
+    """Whether all that multiplies by `weight` is a `MatMulNBits` of its integers, and nothing by its floats."""
+    floats, packed = (model.graph.initializers.get(name) for name in (weight, f"{weight}.packed"))
+    if packed is None or not packed.uses() or (floats is not None and floats.uses()):
+        return False
+    return all(_multiplies(model, use.node, use.idx, bits) for use in packed.uses())
+
+
+def _multiplies(model: ir.Model, node: ir.Node, position: int, bits: int) -> bool:
+    """Whether the node's input at `position` is the `bits`-bit integers of a `MatMulNBits`: itself, or in its body."""
+    if _is(node, "MatMulNBits"):
+        return position == 1 and node.attributes.get_int("bits", 4) == bits
+    body = model.functions.get(node.op_identifier())
+    if body is None or position >= len(body.inputs) or not (uses := body.inputs[position].uses()):
+        return False
+    return all(_multiplies(model, use.node, use.idx, bits) for use in uses)
 
 
 def _is(node: ir.Node, kernel: str) -> bool:
