@@ -16,7 +16,7 @@ from types import FrameType
 from typing import get_args
 
 from export.errors import ExportError
-from service.manifest import NAME, RESERVED, Precision
+from service.manifest import NAME, RESERVED, Precision, file_sha256
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +74,11 @@ def new_bundle(models: Path, name: str, version: int, *, overwrite: bool) -> Ite
         finally:
             with _signals_held():
                 _clean(temporary, made)
+
+
+def report_hashes(folder: Path) -> dict[str, str]:
+    """Name -> SHA-256 of each file of a bundle's report: its text, figures and plots."""
+    return {path.name: file_sha256(path) for path in sorted(folder.glob("report*"))}
 
 
 def _publish(temporary: Path, final: Path, *, overwrite: bool) -> None:

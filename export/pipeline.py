@@ -17,7 +17,7 @@ from torch import nn
 from export import parity
 from export.adapters.registry import pack
 from export.blocks import longest_sequence
-from export.bundle import check_free, check_name, new_bundle
+from export.bundle import check_free, check_name, new_bundle, report_hashes
 from export.composition import composition
 from export.details.document import REPORT_JSON
 from export.details.fusion import broken
@@ -216,7 +216,7 @@ def export_packed(
             inexact = options.allow_inexact or options.plan.max_drift > 0
             options = replace(options, precisions=precisions, allow_inexact=inexact)
         variants = make_variants(graph, packed, options, cases, folder, progress, refused)
-        progress("Write the manifest")
+        progress("Write the reference")
         write_reference(folder / REFERENCE, cases)
         manifest = Manifest(
             name=options.name,
@@ -248,14 +248,16 @@ def export_packed(
         if options.plan is not None:
             progress("Plan: time every precision within reach")
             manifest = _planned(folder, manifest, options.plan, options.min_sqnr, refused or {})
-        (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         bar = parity.fp32_bar(packed.depth or 1)
         pages = check_structure(folder, variants)
         if options.details and "cpu" in {variant.provider for variant in variants}:
             progress("Measure layers, fusions and speed")
             pages += _write_details(folder, manifest, packed, options, progress)
+        progress("Write the report and the manifest")
         text = report(manifest, packed.proofs, fp32_bar=bar, bars_db=bars_db(options.min_sqnr), details=pages)
         (folder / REPORT).write_text(text, encoding="utf-8")
+        manifest = manifest.model_copy(update={"report_sha256": report_hashes(folder)})
+        (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         if parts:
             write_stages(folder, manifest, parts, options, progress)
     return final

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from export import parity
 from export.blocks import BlockStack
-from export.bundle import check_free, new_bundle
+from export.bundle import check_free, new_bundle, report_hashes
 from export.composition import composition
 from export.cutting import Cut, cut_out, find_cuts, layer_of
 from export.errors import ExportError, ProofError
@@ -237,6 +237,7 @@ def _write(
     }
     # Through the schema once more: a copy alone is not validated.
     manifest = Manifest.model_validate(whole.model_copy(update=update).model_dump())
-    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     bar = parity.fp32_bar(part.packed.depth or 1)
     (folder / REPORT).write_text(report(manifest, {}, fp32_bar=bar, bars_db=bars_db(None)), encoding="utf-8")
+    manifest = manifest.model_copy(update={"report_sha256": report_hashes(folder)})
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")

@@ -1,9 +1,9 @@
 """`tokenslab verify`: what a manifest claims, measured again on this machine from the bundle alone.
 
 Needs ONNX Runtime and numpy, not torch: the reference outputs travel with the bundle. It repeats parity, the
-position-wise property and the certificate, tries every awkward shape, and owns the verdict; how they are measured is
-certify's and shapes'. A recorded check that cannot be repeated here has a line that says so: nothing recorded is passed
-over in silence.
+position-wise property and the certificate, tries every awkward shape, hashes the report's files, and owns the verdict;
+how they are measured is certify's and shapes'. A recorded check that cannot be repeated here has a line that says so:
+nothing recorded is passed over in silence.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def register(app: typer.Typer) -> None:
 
 
 def verify_bundle(folder: Path, provider: Provider, threads: int, seed: int) -> Iterator[Finding]:
-    """Yield every check of every variant for `provider`.
+    """Yield every check of every variant for `provider`, then those of the report's files.
 
     Raises:
         BundleError: a file is missing, altered, unreadable or does not run; or no variant is for `provider`.
@@ -120,6 +120,19 @@ def verify_bundle(folder: Path, provider: Provider, threads: int, seed: int) -> 
             raise
         except Exception as cause:
             raise BundleError(f"{path}: it loads but does not run: {cause}") from cause
+    yield from _reports(folder, manifest)
+
+
+def _reports(folder: Path, manifest: Manifest) -> Iterator[Finding]:
+    """Whether the pages that people read are those that the export wrote. A service takes nothing from them."""
+    for name, sha256 in manifest.report_sha256.items():
+        failure = None
+        try:
+            check_file(folder / name, sha256)
+        except BundleError as cause:
+            failure = str(cause)
+        here = "as written" if failure is None else "differs"
+        yield Finding("report", name, here, f"SHA-256 {sha256[:16]}", failure)
 
 
 def _parity(

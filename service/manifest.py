@@ -1,7 +1,8 @@
 """The manifest of a bundle: the one schema that export/ writes and the service reads.
 
 A bundle is `<models>/<name>/<version>/` with `manifest.json`, one ONNX file per variant, `reference.npz` (inputs and
-float64 reference outputs, for `tokenslab verify`) and a readable `report.md`.
+float64 reference outputs, for `tokenslab verify`) and a readable `report.md`, maybe with `report.json` and plots. The
+hash of each is in the manifest. What is run is checked before it is; reference and reports only by `tokenslab verify`.
 """
 
 from __future__ import annotations
@@ -272,6 +273,9 @@ class Manifest(Strict):
     tools: dict[str, str] = Field(description="versions of the packages that made the bundle")
     created: str = Field(description="ISO 8601, UTC")
     reference_sha256: Sha256
+    report_sha256: dict[FileName, Sha256] = Field(
+        default={}, description="file of the report -> its hash; empty: from before they were recorded"
+    )
     plan: Plan | None = Field(default=None, description="how the precision was chosen, where the machine chose it")
     stage: Stage | None = Field(default=None, description="null: it is a whole model")
     variants: list[Variant] = Field(min_length=1)
@@ -291,7 +295,7 @@ class Manifest(Strict):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check `folder/manifest.json`, and that its files are there with the sizes and hashes it states.
+    """Read and check `folder/manifest.json`, and that the files of its variants are there with the hashes it states.
 
     Raises:
         BundleError: names the file and what is wrong with it.

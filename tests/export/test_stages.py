@@ -16,7 +16,7 @@ from export.errors import ExportError, ProofError
 from export.graph import to_graph
 from export.pipeline import Options, export_module
 from export.verification import verify_bundle
-from service.manifest import REPORT, Manifest, read_manifest
+from service.manifest import REPORT, Manifest, file_sha256, read_manifest
 from service.session import open_session, run_packed
 
 D = 24
@@ -42,6 +42,11 @@ def bundles(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def manifests(models: Path) -> list[Manifest]:
     return [read_manifest(models / f"whole-stage{index}of2" / "1") for index in (1, 2)]
+
+
+def test_the_report_of_the_whole_and_of_each_stage_is_hashed_in_its_own_manifest(bundles: Path) -> None:
+    for manifest in (read_manifest(bundles / "whole" / "1"), *manifests(bundles)):
+        assert manifest.report_sha256 == {REPORT: file_sha256(bundles / manifest.name / "1" / REPORT)}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -83,7 +88,7 @@ def test_a_stage_says_what_it_is_of_and_holds_its_share(bundles: Path) -> None:
 
 def test_a_stage_is_verified_like_any_other_bundle(bundles: Path) -> None:
     findings = list(verify_bundle(bundles / "whole-stage2of2" / "1", "cpu", 1, seed=0))
-    assert {finding.precision for finding in findings} == {"fp32", "int8"}
+    assert {finding.precision for finding in findings} == {"fp32", "int8", "report"}
     assert [finding for finding in findings if finding.failure is not None] == []
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from export.bundle import report_hashes
 from export.certify import AS_FP32, NO_NUMBERS
 from export.quantize import quantize_int8
 from export.reference import read_references
@@ -79,6 +81,42 @@ def test_a_true_bundle_holds_with_the_figures_of_both_variants(bundle: Path) -> 
         assert result.stdout.count(line) == 2, line
     assert "NaN and Inf give no number where fp32 gives none" in result.stdout
     assert "FAILS" not in result.stdout
+
+
+@pytest.fixture
+def with_report(bundle: Path) -> Path:
+    for name in ("report.md", "report.json", "report-error.svg"):
+        (bundle / name).write_text(name)
+    update = {"report_sha256": report_hashes(bundle)}
+    return write_manifest(bundle, read_manifest(bundle).model_copy(update=update))
+
+
+def test_a_report_as_it_was_written_has_a_line_for_each_file(with_report: Path) -> None:
+    result = verify(with_report)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("as written") == 3
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.json", "report-error.svg"])
+@pytest.mark.parametrize("damage", ["edited", "gone"])
+def test_a_file_of_the_report_that_is_another_is_named(with_report: Path, name: str, damage: str) -> None:
+    path = with_report / name
+    if damage == "edited":
+        path.write_text("better figures")
+    else:
+        path.unlink()
+    why = f"its SHA-256 is {file_sha256(path)}, the" if damage == "edited" else "No such file"
+    assert f"checks failed; first: report: {name}: {path}: {why}" in failure(verify(with_report))
+
+
+def test_a_manifest_from_before_reports_were_hashed_is_read_and_holds(bundle: Path) -> None:
+    text = json.loads((bundle / MANIFEST).read_text())
+    del text["report_sha256"]
+    (bundle / MANIFEST).write_text(json.dumps(text))
+    (bundle / "report.md").write_text("of that time")
+    result = verify(bundle)
+    assert result.exit_code == 0, result.output
+    assert "report" not in result.stdout
 
 
 def without_fp32(folder: Path) -> Path:

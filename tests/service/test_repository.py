@@ -37,6 +37,14 @@ def test_a_bundle_is_served_under_its_name_and_under_each_precisions(tmp_path: P
     assert repository.get("ffn-fp32").variant.precision == "fp32"
 
 
+def test_a_model_whose_report_was_edited_is_served(tmp_path: Path) -> None:
+    """Nothing that runs comes from it; `tokenslab verify` names it."""
+    folder = write_bundle(tmp_path, "ffn", relu_ffn(8, 16))
+    (folder / "report.md").write_text("edited")
+    edit_manifest(folder, report_sha256={"report.md": "0" * 64, "report.json": "0" * 64})
+    assert [name for name, _ in load(tmp_path)] == ["ffn", "ffn-fp32"]
+
+
 def test_the_latest_version_is_served_by_default_and_all_on_request(tmp_path: Path) -> None:
     for version in (2, 10):
         write_bundle(tmp_path, "ffn", relu_ffn(8, 16, seed=version), version=version)

@@ -19,7 +19,7 @@ from export.details.document import REPORT_JSON, Details
 from export.details.plots import ACTIVE, ERROR, RANGES, draw
 from export.inspection import register
 from export.pipeline import Options, export_module
-from service.manifest import REPORT
+from service.manifest import REPORT, file_sha256, read_manifest
 
 D = 16
 
@@ -43,6 +43,11 @@ def test_the_document_has_stages_fusions_and_speed_of_both_files(bundle: Path) -
         assert variant.fusions
         assert all(fused.holds for fused in variant.fusions)
         assert [speed.tokens for speed in variant.speed] == [64]
+
+
+def test_every_file_of_the_report_is_hashed_in_the_manifest(bundle: Path) -> None:
+    names = {REPORT, REPORT_JSON, ERROR, RANGES, ACTIVE}
+    assert read_manifest(bundle).report_sha256 == {name: file_sha256(bundle / name) for name in names}
 
 
 def test_the_page_shows_them_and_names_only_pictures_that_are_there(bundle: Path) -> None:
