@@ -11,29 +11,25 @@ from torch import nn
 from export import ExportError, pack
 from tests.export.adapters.families import D, gpt2, llama, mixtral, switch, t5
 
-# A family: its model, its last norm, and a part of its second layer.
-PARTS: dict[str, tuple[Callable[[], Any], str, str]] = {
-    "gpt2": (gpt2, "ln_f", "h.1.mlp"),
-    "llama": (llama, "norm", "layers.1.input_layernorm"),
-    "mixtral": (mixtral, "norm", "layers.1.input_layernorm"),
-    "t5": (t5, "encoder.final_layer_norm", "encoder.block.1.layer.0.layer_norm"),
-    "switch": (switch, "encoder.final_layer_norm", "encoder.block.1.layer.0.layer_norm"),
-}
+LAST_NORM, LAYER = r"the last norm \(Linear\)", r"layer 1 \(\w+\)"
+# A family, the part that is replaced, and how the message names it.
+PARTS: list[tuple[Callable[[], Any], str, str]] = [
+    (gpt2, "ln_f", LAST_NORM),
+    (gpt2, "h.1.mlp", LAYER),
+    (llama, "norm", LAST_NORM),
+    (llama, "layers.1.input_layernorm", LAYER),
+    (mixtral, "norm", LAST_NORM),
+    (mixtral, "layers.1.input_layernorm", LAYER),
+    (t5, "encoder.final_layer_norm", LAST_NORM),
+    (t5, "encoder.block.1.layer.0.layer_norm", LAYER),
+    (switch, "encoder.final_layer_norm", LAST_NORM),
+    (switch, "encoder.block.1.layer.0.layer_norm", LAYER),
+]
 
 
-@pytest.mark.parametrize("family", PARTS)
-def test_a_last_norm_that_is_none_is_named(family: str) -> None:
-    make, last, _ = PARTS[family]
-    model = make()
-    model.set_submodule(last, nn.Linear(D, D))
-    with pytest.raises(ExportError, match=r"the last norm \(Linear\) has no packed form: AttributeError"):
-        pack(model)
-
-
-@pytest.mark.parametrize("family", PARTS)
-def test_a_layer_with_another_part_in_it_is_named(family: str) -> None:
-    make, _, part = PARTS[family]
+@pytest.mark.parametrize(("make", "part", "named"), PARTS, ids=[f"{make.__name__}: {part}" for make, part, _ in PARTS])
+def test_a_part_that_is_another_is_named(make: Callable[[], Any], part: str, named: str) -> None:
     model = make()
     model.set_submodule(part, nn.Linear(D, D))
-    with pytest.raises(ExportError, match=r"layer 1 \(\w+\) has no packed form: AttributeError"):
+    with pytest.raises(ExportError, match=f"{named} has no packed form: AttributeError"):
         pack(model)
