@@ -178,6 +178,7 @@ def of_transformers(
     config: Config,
     make: MakeOptions,
     layers: Layers = None,
+    lora: LoraFolder = None,
     trust_pickle: TrustPickle = False,
 ) -> None:
     """Export layers of the family that the command is named after."""
@@ -191,7 +192,9 @@ def of_transformers(
         options.check()
         progress(f"Read {weights}")
         families = FAMILIES[str(context.info_name)]
-        packed = pack_files(weights, config, families, layers=layers, trust_pickle=trust_pickle, seed=options.seed)
+        packed = pack_files(
+            weights, config, families, layers=layers, lora=lora, trust_pickle=trust_pickle, seed=options.seed
+        )
         source = {"config_sha256": file_sha256(config), "layers": layers or "all"}
         return export_packed(packed, options, source=source, progress=progress)
 

@@ -49,7 +49,8 @@ class Family:
     model, config: transformers' classes; prefixes: what its tensors' names may begin with in a file; layers, norm,
     words, positions: names of its parts; keys: of its config; part: the submodule that is exported, which shares the
     embedding `words`, or the whole model; ignored: tensors of a layer that hold no weights; released: how files name
-    tensors that have this part in their names, where that is not how the module does.
+    tensors that have this part in their names, where that is not how the module does; beside: names in the model's
+    other stack, which is not exported.
     """
 
     model: str
@@ -63,6 +64,7 @@ class Family:
     part: str = ""
     ignored: str = r"(?!)"
     released: tuple[str, Pieces] | None = None
+    beside: str = r"(?!)"
 
     def pieces(self, keys: list[str], prefix: str) -> Pieces:
         """How a file with these tensors names those of the module."""
@@ -111,6 +113,7 @@ _T5: Final = Family(
     "shared",
     _T5_KEYS,
     part="encoder",
+    beside=r"decoder\.block\.",
 )
 # command -> config.json's `model_type` -> family
 FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
@@ -160,6 +163,7 @@ FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
             norm="decoder.final_layer_norm",
             keys=replace(_T5_KEYS, layers="num_decoder_layers"),
             part="decoder",
+            beside=r"encoder\.block\.",
             ignored=r"layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # transformers never used it
         )
     },

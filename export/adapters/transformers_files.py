@@ -20,10 +20,12 @@ from torch import Tensor, nn
 
 from export.adapters.config_keys import ConfigFile
 from export.adapters.encoder_files import layer_range
+from export.adapters.lora_files import FileUpdates
 from export.adapters.registry import pack
 from export.adapters.transformers_families import Family, Pieces, Place, Shape
 from export.checkpoint import Checkpoint
 from export.errors import SourceError, first_line
+from export.lora import Lora
 from export.packed import Packed
 
 _POOL: Final = 512  # rows of the embeddings that are read
@@ -36,6 +38,7 @@ def pack_files(
     families: Mapping[str, Family],
     *,
     layers: str | None = None,
+    lora: Path | None = None,
     trust_pickle: bool = False,
     seed: int = 0,
 ) -> Packed:
@@ -46,6 +49,7 @@ def pack_files(
         config: its `config.json`.
         families: what its `model_type` may be, and where the layers are then.
         layers: a range `start:stop` as in Python, or one index; all if None.
+        lora: folder of a LoRA adapter in PEFT's format, which is merged as its weights are read.
         trust_pickle: see `Checkpoint`.
         seed: of the proof's random tokens.
 
@@ -62,6 +66,7 @@ def pack_files(
     activations = _activations(model_type)
     family.keys.check(file, activations)
     _check_rope(file)
+    adapter = None if lora is None else Lora(lora)
     with Checkpoint(weights, trust_pickle=trust_pickle) as checkpoint:
         prefix = _prefix(checkpoint, family)
         count = _check_counts(checkpoint, family, prefix, file)
@@ -69,8 +74,9 @@ def pack_files(
         model = _empty_model(family, file)
         pieces = family.pieces(checkpoint.keys(), prefix)
         _check_foreign(checkpoint, family, prefix, pieces, model)
+        updates = FileUpdates(adapter, family, model, chosen, set(checkpoint.keys()))
         tensors = {
-            name: _read(checkpoint, prefix, list(pieces(name, shape)), shape)
+            name: updates.merge_into(name, _read(checkpoint, prefix, list(pieces(name, shape)), shape))
             for name, shape in _wanted(model, family, chosen)
         }
         for part in (family.words, family.positions):
@@ -79,7 +85,7 @@ def pack_files(
                 tensors[f"{part}.weight"] = _some_rows(
                     checkpoint, f"{prefix}{part}.weight", d, whole=part != family.words
                 )
-        source = checkpoint.provenance()
+        source = {**checkpoint.provenance(), **updates.provenance}
     _fill(model, family, chosen, tensors)
     if chosen.stop != count:
         _set(model, family.norm, nn.Identity())
