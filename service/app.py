@@ -111,8 +111,6 @@ class App:
 
     async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
         """FastAPI, behind a bound on the body that it would read whole."""
-        if self.lifecycle.draining:
-            send = _closing(send)
         body = RequestBody(receive, self._control_budget)
         length = next((int(value) for name, value in scope["headers"] if name == b"content-length"), None)
         try:
@@ -123,10 +121,10 @@ class App:
             return
         except RequestError as error:
             self.metrics.rejections.labels(error.reason).inc()
-            await refuse(error, body, send, closing=self.lifecycle.draining)
+            await refuse(error, body, send)
             return
         except asyncio.CancelledError:
-            await refuse(Stopped("the service stopped before this request was complete"), body, send, closing=True)
+            await refuse(Stopped("the service stopped before this request was complete"), body, send)
             return
         finally:
             body.release()
@@ -142,7 +140,7 @@ class App:
         except asyncio.CancelledError:  # the drain limit is over: a load that has not ended, say
             if begun:
                 raise
-            await refuse(Stopped("the service stopped before this request was answered"), body, send, closing=True)
+            await refuse(Stopped("the service stopped before this request was answered"), body, send)
 
     def _admit(self, scope: Scope) -> None:
         """Raise unless this request may ask what it asks; health is everyone's."""
@@ -288,12 +286,3 @@ def _naming(send: Send, name: bytes) -> Send:
         await send(message)
 
     return naming
-
-
-def _closing(send: Send) -> Send:
-    async def closing(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
-        await send(message)
-
-    return closing

@@ -24,11 +24,11 @@ def peer_of(scope: Scope) -> str | None:
     return client[0] if client else None
 
 
-async def refuse(error: RequestError, body: RequestBody, send: Send, *, closing: bool) -> None:
+async def refuse(error: RequestError, body: RequestBody, send: Send) -> None:
     """Write the error first; an unread body then costs a bounded discard and the connection."""
     status, headers, text = error_response(error)
     unread = not body.complete
-    if unread or error.close or closing:
+    if unread or error.close:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     if not unread:

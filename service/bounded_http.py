@@ -1,6 +1,7 @@
 """uvicorn's HTTP/1.1 connection with what it lacks: bounds on a request's head, and on the connections themselves;
-faults in our own form, after the answers before them; an eye on pipelined requests whose client left; no ear for an
-`Upgrade` header, as RFC 9110 wants (Java's client sends one). Knows no application and no infer request.
+faults in our own form, after the answers before them; an eye on pipelined requests whose client left; an end that is
+said by the answer to the last request that was accepted; no ear for an `Upgrade` header, as RFC 9110 wants (Java's
+client sends one). Knows no application and no infer request.
 """
 
 from __future__ import annotations
@@ -53,10 +54,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection, whose requests are uvicorn's; a subclass may answer some in its own way.
 
     `refused` is called with the reason of each refusal that no application sees; `doormen` are one an event loop.
+
+    A request is accepted once its whole head has been read, unless the service is `stopping` and another before it, on
+    the same connection, is unanswered: then that one is the last, and its answer says so with `Connection: close`. What
+    is sent behind it is not run, as RFC 9112 (9.6) wants, and `unheard` is called, once a connection.
     """
 
     limits: ConnectionLimits
     refused: Callable[[str], None]
+    stopping: Callable[[], bool]
+    unheard: Callable[[], None]
     doormen: dict[asyncio.AbstractEventLoop, Doorman]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -67,6 +74,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._active: Cycle | None = None
         self._refusal: RequestError | None = None  # the last answer of this connection, once those before it are given
         self._begun = False  # what is refused was being answered already
+        self._deaf = False  # the last request has been accepted: what comes is not even parsed
+        self._left_unheard = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection that never sends its first head is closed as one that stalls in it."""
@@ -91,9 +100,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """What comes after the last answer is forgotten."""
-        if self._refusal is not None or self.transport.is_closing():
+        """What comes behind the last request is forgotten."""
+        if self.transport.is_closing() or self._refusal is not None:
+            if self._refusal is None and self._in_head and self.stopping():
+                self._leave_unheard()
             self._parting.forget(len(data))
+        elif self._deaf:
+            self.flow.pause_reading()  # again: whatever is answered lets the connection read on
         else:
             self._take(data)
 
@@ -132,6 +145,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.limits.head_bytes:
             self._refuse_head()
             raise _Refused
+        if self._answering and self.stopping():
+            self._deaf = True
+            self.flow.pause_reading()
+            self._leave_unheard()
+            raise _Refused
         self._dispatch()  # it may fail, on a target that is none: until here it is the head that is wrong
         self._in_head = False
         self._unparsed = 0
@@ -144,6 +162,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.scope["headers"] = self.headers = headers
         self.url, self.expect_100_continue = url, expects
         super().on_headers_complete()
+        if self.stopping():
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
@@ -158,6 +178,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._active = cycle
         super()._start_asgi_task(cycle, app)
 
+    def wind_down(self) -> None:
+        """The service begins to stop: the newest request here is the last."""
+        if self._answering:
+            self.cycle.keep_alive = False
+
     def shutdown(self) -> None:
         """The listener is closed: an idle connection ends at once, any other with its answer."""
         if self.transport.is_closing():
@@ -169,16 +194,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What the parser could not read, in the one form of our errors."""
-        self._refuse(InvalidInput(f"HTTP: {msg}"))
+        if not self._deaf:
+            self._refuse(InvalidInput(f"HTTP: {msg}"))
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.transport.is_closing() and self.stopping() and (self.pipeline or (self._in_head and self._unparsed)):
+            self._leave_unheard()
         if self._refusal is not None and not self._answering:
             self._end(self._refusal)
 
     @property
     def _answering(self) -> bool:
         return bool(self.pipeline) or (self._active is not None and not self._active.response_complete)
+
+    def _leave_unheard(self) -> None:
+        self._cancel_head_timer()
+        if not self._left_unheard:
+            self._left_unheard = True
+            self.unheard()
 
     def _refuse_head(self) -> None:
         self._refuse(HeadTooLarge(f"head: more than {self.limits.head_bytes} bytes (max_head_kib)"))

@@ -287,8 +287,7 @@ class DirectRequest:
     ) -> None:
         self._release()
         headers.append((HEADER, self._id or request_id(self.head.headers if self.head.named else ())))
-        closing = close or self._direct.infer.lifecycle.draining
-        self._connection.answer(self, status, headers, parts, size, close=closing)
+        self._connection.answer(self, status, headers, parts, size, close=close)
 
     def _release(self) -> None:
         """Its bytes are free again; the connection may keep this object for as long as it idles."""

@@ -81,6 +81,7 @@ class HttpProtocol(BoundedHttpProtocol):
     def _begin(self, head: DirectHead, client_id: str) -> DirectRequest:
         assert self._direct is not None, "a direct head without the direct way"
         request = DirectRequest(self._direct, self, head, client_id)
+        request.keep_alive = not self.stopping()
         self._active = self.cycle = request  # type: ignore[assignment]  # a cycle, as far as uvicorn asks one
         return request
 
@@ -249,11 +250,22 @@ class _Reader:
 
 
 def http_protocol(
-    limits: ConnectionLimits, direct: Callable[[], Direct | None], refused: Callable[[str], None]
+    limits: ConnectionLimits,
+    direct: Callable[[], Direct | None],
+    refused: Callable[[str], None],
+    stopping: Callable[[], bool],
+    unheard: Callable[[], None],
 ) -> type[HttpProtocol]:
     """The protocol with its limits; uvicorn makes one instance a connection, after `direct` is there to ask.
 
-    `refused` is called with the reason of each refusal that no application sees.
+    `refused`, `stopping` and `unheard` are as `BoundedHttpProtocol` has them.
     """
-    parts = {"limits": limits, "direct": staticmethod(direct), "refused": staticmethod(refused), "doormen": {}}
+    parts = {
+        "limits": limits,
+        "direct": staticmethod(direct),
+        "refused": staticmethod(refused),
+        "stopping": staticmethod(stopping),
+        "unheard": staticmethod(unheard),
+        "doormen": {},
+    }
     return type("LimitedHttpProtocol", (HttpProtocol,), parts)

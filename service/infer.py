@@ -85,7 +85,7 @@ class Infer:
         else:
             size = sum(map(len, parts))
             await self._until_written(body, size)  # an earlier answer on the same connection
-            await _send(parts, headers, send, closing=self.lifecycle.draining)
+            await _send(parts, headers, send)
             await self._until_written(body, size)
         finally:
             body.release()
@@ -138,7 +138,7 @@ class Infer:
 
     async def _refuse(self, error: RequestError, body: RequestBody, send: Send) -> None:
         self.metrics.rejections.labels(error.reason).inc()
-        await refuse(error, body, send, closing=self.lifecycle.draining)
+        await refuse(error, body, send)
 
     async def _run(self, model: Model, request: Decoded, client: Client, client_id: str) -> Answer:
         answer = self.at_once(model, request)
@@ -204,13 +204,9 @@ def _timing(answer: Answer) -> bytes:
     )
 
 
-async def _send(
-    parts: list[bytes | memoryview], headers: list[tuple[bytes, bytes]], send: Send, *, closing: bool
-) -> None:
+async def _send(parts: list[bytes | memoryview], headers: list[tuple[bytes, bytes]], send: Send) -> None:
     size = sum(map(len, parts))
     headers.append((b"content-length", b"%d" % size))
-    if closing:
-        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     if size <= JOIN_BYTES:
         parts = [b"".join(parts)]

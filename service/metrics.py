@@ -71,6 +71,11 @@ class Metrics:
             ["stage"],
             registry=registry,
         )
+        self.unheard = Counter(
+            "tokenslab_unheard_connections",
+            "Connections that a stopping service closed although their client had sent more; none of that was run",
+            registry=registry,
+        )
         self.window_fill = Histogram(
             "tokenslab_window_fill", "Tokens of a window over its budget", model, buckets=FILL, registry=registry
         )

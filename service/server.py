@@ -107,8 +107,11 @@ class Server(uvicorn.Server):
             if self._lifeline is None:
                 self._stop_at_once(number)
             return
-        log.info("%s: not ready any more; serving for %.1f s, then draining", number.name, self._drain_delay_s)
         self._lifecycle.draining = True
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, HttpProtocol):
+                connection.wind_down()
+        log.info("%s: not ready any more; serving for %.1f s, then draining", number.name, self._drain_delay_s)
         asyncio.get_running_loop().call_later(self._drain_delay_s, self._close)
 
     def _stop_at_once(self, number: signal.Signals) -> None:
@@ -145,7 +148,13 @@ def server_config(app: App, settings: Settings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=http_protocol(limits, app.direct, lambda reason: app.metrics.rejections.labels(reason).inc()),
+        http=http_protocol(
+            limits,
+            app.direct,
+            refused=lambda reason: app.metrics.rejections.labels(reason).inc(),
+            stopping=lambda: app.lifecycle.draining,
+            unheard=app.metrics.unheard.inc,
+        ),
         ws="none",
         lifespan="on",
         access_log=False,

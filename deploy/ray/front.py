@@ -91,11 +91,11 @@ class Front:
             return
         except RequestError as error:
             self._requests.labels(error.status).inc()
-            await refuse(error, body, send, closing=False)
+            await refuse(error, body, send)
         except Exception:
             self._requests.labels(InternalFault.status).inc()
             log.exception("a request failed on %s", scope["path"])
-            await refuse(InternalFault("internal error; see the log of the front"), body, send, closing=False)
+            await refuse(InternalFault("internal error; see the log of the front"), body, send)
         else:
             self._requests.labels(200).inc()
             data = b"".join(parts)
