@@ -168,6 +168,7 @@ _TRANSFORMERS: Final = {
     "t5": "T5 encoder",
     "t5-decoder": "T5 decoder, which attend to a memory too,",
     "switch": "Switch Transformers encoder",
+    "switch-decoder": "Switch Transformers decoder, which attend to a memory too,",
 }
 
 

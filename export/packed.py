@@ -81,9 +81,7 @@ def pack_stack(stack: BlockStack, family: str, proofs: Mapping[str, float] | Non
     blocks = [block for block in stack.blocks if isinstance(block, TransformerBlock)]
     facts = [_describe(block) for block in blocks]
     common = {key: value for key, value in facts[0].items() if all(fact.get(key) == value for fact in facts)}
-    sparse = [describe_ffn(block.ffn) for block in blocks if isinstance(block.ffn, MixtureOfExperts)]
-    if 0 < len(sparse) < len(blocks):  # as in Switch, where every other FFN is one
-        common |= {"expert_layers": len(sparse), **{key: sparse[0][key] for key in ("experts", "experts_per_token")}}
+    common |= _some_experts(blocks)
     architecture = {"family": family, "layers": len(blocks), **common, "final_norm": stack.norm is not None}
     layers = [*stack.blocks, *([] if stack.norm is None else [stack.norm])]
     d = blocks[0].attention.qkv.in_features
@@ -95,11 +93,20 @@ def pack_decoder(stack: DecoderStack, family: str) -> Packed:
     blocks = [block for block in stack.blocks if isinstance(block, DecoderBlock)]
     facts = [{**_describe(block), "cross_heads": block.cross.num_heads} for block in blocks]
     common = {key: value for key, value in facts[0].items() if all(fact.get(key) == value for fact in facts)}
+    common |= _some_experts(blocks)
     architecture = {"family": family, "layers": len(blocks), **common, "final_norm": stack.norm is not None}
     layers = [*stack.blocks, *([] if stack.norm is None else [stack.norm])]
     first = blocks[0]
     d, d_memory = first.attention.qkv.in_features, first.cross.kv.in_features
     return Packed(stack, "sequence", d, layers, len(blocks), architecture, d_memory=d_memory)
+
+
+def _some_experts(blocks: Sequence[TransformerBlock | DecoderBlock]) -> dict[str, str | int | float | bool]:
+    """What there is of experts where only some FFNs are mixtures, as in Switch, where every other one is."""
+    sparse = [describe_ffn(block.ffn) for block in blocks if isinstance(block.ffn, MixtureOfExperts)]
+    if not 0 < len(sparse) < len(blocks):
+        return {}
+    return {"expert_layers": len(sparse), **{key: sparse[0][key] for key in ("experts", "experts_per_token")}}
 
 
 def _describe(block: TransformerBlock | DecoderBlock) -> dict[str, str | int | float | bool]:

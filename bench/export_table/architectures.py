@@ -29,6 +29,7 @@ from transformers import (
     RobertaModel,
     SwitchTransformersConfig,
     SwitchTransformersEncoderModel,
+    SwitchTransformersModel,
     T5Config,
     T5EncoderModel,
     T5Model,
@@ -176,6 +177,15 @@ def _switch() -> nn.Module:
     return _with_weights(SwitchTransformersEncoderModel(config), 0.06)
 
 
+def _switch_decoder() -> nn.Module:
+    sizes = {key: value for key, value in _T5.items() if key != "feed_forward_proj"}
+    config = SwitchTransformersConfig(
+        **{**sizes, "d_ff": 256}, num_decoder_layers=LAYERS, num_sparse_decoder_layers=1, num_experts=4
+    )
+    decoder: nn.Module = SwitchTransformersModel(config).decoder
+    return _with_weights(decoder, 0.06)
+
+
 def _torch_encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(D, HEADS, D_FF, activation="gelu", batch_first=True, norm_first=True)
     return nn.TransformerEncoder(layer, LAYERS, norm=nn.LayerNorm(D), enable_nested_tensor=False).eval()
@@ -237,6 +247,7 @@ ARCHITECTURES: Final[tuple[Architecture, ...]] = (
     Architecture("Mistral layers, sliding window", "mistral", "llama", _of(_mistral)),
     Architecture("Mixtral layer, 4 experts, top 2", "mixtral", "mixtral", _of(_mixtral)),
     Architecture("Switch encoder, 4 experts, top 1", "switch", "switch", _of(_switch)),
+    Architecture("Switch decoder, 4 experts, top 1", "switch-decoder", "switch_decoder", _of(_switch_decoder)),
     Architecture("T5 encoder", "t5", "t5", _of(_t5_encoder)),
     Architecture("T5 decoder", "t5-decoder", "t5_decoder", _of(_t5_decoder)),
     Architecture("nn.TransformerEncoder", "torch-encoder", "torch_transformer", _of(_torch_encoder)),

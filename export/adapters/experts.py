@@ -25,7 +25,7 @@ def prove_equal_to_experts(
     packed: Packed,
     options: PackOptions,
     *,
-    forward: Callable[[Tensor], Tensor] | None = None,
+    forward: Callable[..., Tensor] | None = None,
     layers: Sequence[nn.Module] | None = None,
 ) -> Packed:
     """`prove_equal` with tokens for every expert, and with the original's own float32 casts left in float64.
@@ -37,7 +37,8 @@ def prove_equal_to_experts(
         original: see `prove_equal`.
         packed: see `prove_equal`; it need not have experts.
         options: for the seed.
-        forward: the original on a batch of one sequence, (1, n, d) to (1, n, d); None: the original itself.
+        forward: the original on a batch of one sequence, (1, n, d), and its memory (1, m, d) if it takes one, to
+            (1, n, d); None: the original itself.
         layers: see `prove_equal`.
     """
     mixtures = list(expert_layers(packed.module).values())

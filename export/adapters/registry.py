@@ -29,6 +29,7 @@ BUILT_IN: Final = (
     "export.adapters.mixtral",
     "export.adapters.own_blocks",
     "export.adapters.switch",
+    "export.adapters.switch_decoder",
     "export.adapters.t5",
     "export.adapters.t5_decoder",
     "export.adapters.torch_decoder",

@@ -50,11 +50,9 @@ def pack_switch_stack(encoder: Any, options: PackOptions) -> Packed:
     """Put the layers, dense and sparse, and the last norm of an encoder into a stack, proved to compute the same.
 
     Raises:
-        ExportError: it is a decoder, or a part has no packed form.
+        ExportError: a part has no packed form.
         ProofError: the original computes something else.
     """
-    if encoder.is_decoder:
-        raise ExportError("this SwitchTransformersStack is a decoder, which attends to a memory as well")
     eager(encoder)
     blocks: list[TransformerBlock] = []
     bias: RelativeBias | None = None

@@ -175,4 +175,17 @@ FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
             keys=replace(_T5_KEYS, experts="num_experts"),
         )
     },
+    "switch-decoder": {
+        "switch_transformers": replace(
+            _T5,
+            model=f"{_MODELS}.switch_transformers.modeling_switch_transformers.SwitchTransformersModel",
+            config=f"{_MODELS}.switch_transformers.configuration_switch_transformers.SwitchTransformersConfig",
+            layers="decoder.block",
+            norm="decoder.final_layer_norm",
+            keys=replace(_T5_KEYS, layers="num_decoder_layers", experts="num_experts"),
+            part="decoder",
+            beside=r"encoder\.block\.",
+            ignored=r"layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+        )
+    },
 }

@@ -51,12 +51,12 @@ class Float64Stays(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def in_float64(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`forward` on a batch of one: rows (n, d) float64 to (n, d), nothing narrowed on the way."""
+def in_float64(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`forward` on a batch of one: rows (n, d), and a memory (m, d) if any, float64 to (n, d), nothing narrowed."""
 
-    def one_sequence(rows: Tensor) -> Tensor:
+    def one_sequence(*rows: Tensor) -> Tensor:
         with Float64Stays():
-            return forward(rows.unsqueeze(0)).squeeze(0)
+            return forward(*(part.unsqueeze(0) for part in rows)).squeeze(0)
 
     return one_sequence
 

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from export.blocks.attention import SelfAttention
 from export.blocks.cross_attention import CrossAttention
 from export.blocks.ffn import FFN, Activation
+from export.blocks.moe import MixtureOfExperts
 from export.blocks.transformer import NormKind, NormPlace, make_norm
 
 
 class DecoderBlock(nn.Module):
-    """Self-attention, cross-attention and an FFN, each with a residual and a norm.
+    """Self-attention, cross-attention and an FFN or a mixture of experts, each with a residual and a norm.
 
     post: x = norm1(x + self(x)); x = norm2(x + cross(x, memory)); x = norm3(x + ffn(x))     (Vaswani et al. 2017)
     pre:  x = x + self(norm1(x)); x = x + cross(norm2(x), memory); x = x + ffn(norm3(x))
@@ -42,7 +43,7 @@ class DecoderBlock(nn.Module):
         self.place = place
         self.attention = SelfAttention(d, num_heads, bias=bias, causal=causal)
         self.cross = CrossAttention(d, num_heads, d_memory=d_memory, bias=bias)
-        self.ffn = FFN(d, d_ff, activation=activation, bias=bias)
+        self.ffn: FFN | MixtureOfExperts = FFN(d, d_ff, activation=activation, bias=bias)
         self.norm1 = make_norm(norm, d, eps, bias=bias)
         self.norm2 = make_norm(norm, d, eps, bias=bias)
         self.norm3 = make_norm(norm, d, eps, bias=bias)
@@ -52,7 +53,7 @@ class DecoderBlock(nn.Module):
         cls,
         attention: SelfAttention,
         cross: CrossAttention,
-        ffn: FFN,
+        ffn: FFN | MixtureOfExperts,
         norms: tuple[nn.Module, nn.Module, nn.Module],
         *,
         place: NormPlace,

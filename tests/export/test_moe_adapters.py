@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import MixtralConfig, SwitchTransformersConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralDecoderLayer, MixtralModel, MixtralSparseMoeBlock
 from transformers.models.switch_transformers.modeling_switch_transformers import (
     SwitchTransformersEncoderModel,
+    SwitchTransformersLayerCrossAttention,
     SwitchTransformersLayerFF,
+    SwitchTransformersModel,
     SwitchTransformersSparseMLP,
 )
 
@@ -131,6 +133,47 @@ def test_switchs_encoder_of_dense_and_sparse_layers_equals_its_packed_form() -> 
     assert (packed.architecture["layers"], packed.architecture["expert_layers"]) == (4, 2)
     assert packed.architecture["experts_met_by_the_proof"] == 10
     assert packed.sample is not None
+
+
+def test_switchs_decoder_of_dense_and_sparse_layers_equals_its_packed_form() -> None:
+    model = SwitchTransformersModel(
+        SwitchTransformersConfig(
+            vocab_size=50,
+            d_model=D,
+            d_ff=40,
+            d_kv=8,
+            num_heads=3,
+            num_layers=1,
+            num_decoder_layers=4,
+            num_sparse_encoder_layers=0,
+            num_sparse_decoder_layers=2,
+            num_experts=5,
+            expert_capacity=1,
+        )
+    )
+    torch.manual_seed(0)
+    random_weights(model)
+    packed = pack(model.decoder)
+    assert packed.proofs[EQUALS] < 1e-13
+    assert (packed.d_memory, packed.architecture["causal"]) == (D, True)
+    assert (packed.architecture["layers"], packed.architecture["expert_layers"]) == (4, 2)
+    assert packed.architecture["experts_met_by_the_proof"] == 10
+
+
+def test_a_decoder_of_switch_that_computes_something_else_is_refused() -> None:
+    config = SwitchTransformersConfig(vocab_size=50, d_model=D, d_ff=40, d_kv=8, num_heads=3, num_experts=2)
+    config.num_layers, config.num_decoder_layers, config.num_sparse_decoder_layers = 1, 2, 1
+
+    class Louder(SwitchTransformersLayerCrossAttention):  # type: ignore[misc] # transformers has no types here
+        def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+            out, *rest = super().forward(hidden, *args, **kwargs)
+            return (out * (1 + 1e-9), *rest)
+
+    decoder: Any = SwitchTransformersModel(config).decoder
+    random_weights(decoder)
+    decoder.block[1].layer[1].__class__ = Louder
+    with pytest.raises(ProofError, match="does not compute what its weights say"):
+        pack(decoder)
 
 
 def test_the_proof_has_tokens_for_each_of_many_experts() -> None:

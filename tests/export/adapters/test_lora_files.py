@@ -107,6 +107,16 @@ CASES = {
             "encoder.block.1.layer.1.mlp.experts.expert_0.wo",
         ),
     ),
+    "switch-decoder": Case(
+        "switch-decoder",
+        lambda: switch(SwitchTransformersForConditionalGeneration),
+        "decoder",
+        own(
+            "decoder.block.0.layer.1.EncDecAttention.v",
+            "decoder.block.0.layer.2.mlp.wi",
+            "decoder.block.1.layer.2.mlp.experts.expert_1.wo",
+        ),
+    ),
     "llama": Case(
         "llama",
         lambda: llama(LlamaForCausalLM),

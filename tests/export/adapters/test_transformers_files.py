@@ -63,6 +63,9 @@ MODELS = {
         "t5-decoder", lambda: t5(T5ForConditionalGeneration, num_decoder_layers=2, tie_word_embeddings=False), "decoder"
     ),
     "switch": Form("switch", switch, "encoder"),
+    "switch, its decoder": Form(
+        "switch-decoder", lambda: switch(SwitchTransformersForConditionalGeneration, num_decoder_layers=3), "decoder"
+    ),
     "switch, of a whole model": Form("switch", lambda: switch(SwitchTransformersForConditionalGeneration), "encoder"),
 }
 
@@ -122,13 +125,15 @@ def test_its_answers_are_transformers_own_at_ragged_lengths(tmp_path: Path, form
     assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 
-@pytest.mark.parametrize("form", ["mistral", "mixtral", "gpt2", "t5", "t5, its decoder", "switch"])
+@pytest.mark.parametrize(
+    "form", ["mistral", "mixtral", "gpt2", "t5", "t5, its decoder", "switch", "switch, its decoder"]
+)
 def test_the_first_layers_come_without_the_last_norm(tmp_path: Path, form: str) -> None:
     packed = read(form, write(tmp_path, MODELS[form].make()), layers="0:1")
     assert (packed.depth, packed.architecture["final_norm"]) == (1, False)
 
 
-@pytest.mark.parametrize("form", ["t5", "t5, its decoder", "switch"])
+@pytest.mark.parametrize("form", ["t5", "t5, its decoder", "switch", "switch, its decoder"])
 def test_later_layers_of_t5_have_no_position_bias(tmp_path: Path, form: str) -> None:
     with pytest.raises(ExportError, match="takes its position bias from the first of its stack"):
         read(form, write(tmp_path, MODELS[form].make()), layers="1:2")
