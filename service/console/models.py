@@ -50,8 +50,8 @@ def _details(model: Model) -> dict[str, Any]:
         "window_tokens": model.limits.tokens,
         "packed": model.limits.requests is None,
         "certificate": variant.certificate.model_dump(mode="json"),
-        "relative_error": max(parity.relative_error for parity in variant.parity),
-        "sqnr_db": min(parity.sqnr_db for parity in variant.parity),
+        "relative_error": max(parity.relative_error for parity in variant.stated_parity),
+        "sqnr_db": min(parity.sqnr_db for parity in variant.stated_parity),
         "requests": model.statistics.success.count,
         "tokens": model.statistics.tokens,
     }

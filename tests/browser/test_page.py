@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.browser.conftest import D_MEMORY, D, Opener, load
+from tests.bundles import leave_unmeasured, relu_ffn, write_bundle
 from tests.e2e.server import Server, serving
 
 pytest.importorskip("playwright.sync_api", reason="the extra `browser` is not installed")
@@ -64,6 +65,17 @@ def test_it_shows_each_model_with_certificate_precision_shapes_and_state(server:
     expect(card).to_contain_text("Measured on 1 rows")
     page.wait_for_timeout(4500)  # two rounds of events about models
     assert card.locator("details").get_attribute("open") is not None, "what is open stays open"
+
+
+def test_a_model_that_nobody_measured_says_so(tmp_path: Path, open_console: Opener) -> None:
+    leave_unmeasured(write_bundle(tmp_path, "trial", relu_ffn(D, 4 * D)))
+    with serving(tmp_path, "--threads", "1") as running:
+        card = open_console(running).locator("#cards > li").first
+        expect(card).to_contain_text("SQNR 200 dB, of a stand-in on the CPU")
+        card.locator("summary").click()
+        expect(card).to_contain_text("nobody has measured")
+        expect(card).not_to_contain_text("undefined")
+        expect(card).not_to_contain_text("Measured on")
 
 
 def test_windows_move_under_load_and_show_that_requests_share_them(server: Server, open_console: Opener) -> None:

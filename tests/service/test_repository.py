@@ -17,7 +17,7 @@ from service.manifest import MANIFEST
 from service.model import Model
 from service.repository import Repository
 from service.settings import Settings
-from tests.bundles import memory_mean, relu_ffn, sequence_mean, write_bundle
+from tests.bundles import leave_unmeasured, memory_mean, relu_ffn, sequence_mean, write_bundle
 
 
 def load(models: Path, **settings: Any) -> Repository:
@@ -304,12 +304,7 @@ def test_a_manifest_without_end_is_refused_by_its_size(tmp_path: Path) -> None:
 
 
 def test_an_unmeasured_model_is_never_packed(tmp_path: Path) -> None:
-    folder = write_bundle(tmp_path, "ffn", relu_ffn(8, 16))
-    state = json.loads((folder / MANIFEST).read_text())
-    for variant in state["variants"]:
-        variant["certificate"] |= {"kind": "unmeasured", "rows": 0, "checks": {}}
-        variant["stand_in"], variant["parity"] = variant["parity"], []
-    (folder / MANIFEST).write_text(json.dumps(state))
+    leave_unmeasured(write_bundle(tmp_path, "ffn", relu_ffn(8, 16)))
     accepted = {"pack_tolerance": frozenset({"ffn"}), "pack_dependent": frozenset({"ffn"})}
     model = load(tmp_path, **accepted).get("ffn")
     assert (model.certificate.kind, model.limits.requests, model.limits.divisible) == ("unmeasured", 1, False)

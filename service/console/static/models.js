@@ -29,6 +29,12 @@ export function showModels(rows) {
   }
 }
 
+// An unmeasured file's figures are of a stand-in that ran in its place.
+function againstTorch({ relative_error, sqnr_db, certificate }) {
+  const figures = `relative error ${relative_error.toExponential(1)}, SQNR ${number(sqnr_db)} dB`;
+  return certificate.kind === "unmeasured" ? `${figures}, of a stand-in on the CPU` : figures;
+}
+
 function build({ name, version, state, reason, model }) {
   const counts = make("dd");
   const badge = make("span", { class: state === "READY" ? "state" : "state bad" }, state.toLowerCase());
@@ -42,7 +48,7 @@ function build({ name, version, state, reason, model }) {
     ["Parameters", number(model.parameters)],
     ["Memory", `${number(model.memory_bytes / 2 ** 20)} MiB`],
     ["Window", model.packed ? `up to ${number(model.window_tokens)} tokens` : "one request: not packed"],
-    ["Against torch", `relative error ${model.relative_error.toExponential(1)}, SQNR ${number(model.sqnr_db)} dB`],
+    ["Against torch", againstTorch(model)],
   ];
   const list = make("dl", { class: "facts" });
   for (const [term, text] of facts) list.append(make("dt", {}, term), make("dd", {}, text));
@@ -62,13 +68,15 @@ const MEANS = {
   exact: "an answer's bits do not depend on who shares its window",
   tolerance: "who shares a window changes an answer by rounding alone",
   dependent: "who shares a window changes an answer",
+  unmeasured: "nobody has measured whether who shares a window changes an answer: each request runs alone",
 };
 
 function certificate({ kind, max_drift, rows, checks, session, machine }) {
   const options = Object.entries(session).map(([name, value]) => `${name} ${value}`).join(", ");
+  const measured = `Measured on ${number(rows)} rows, largest change ${max_drift}`;
   return make("details", {},
     make("summary", {}, "Certificate: ", make("b", { class: kind }, kind)),
-    make("p", { class: "note" }, `${MEANS[kind]}. Measured on ${number(rows)} rows, largest change ${max_drift}.`),
+    make("p", { class: "note" }, kind === "unmeasured" ? `${MEANS[kind]}.` : `${MEANS[kind]}. ${measured}.`),
     make("ul", { class: "checks" }, ...Object.entries(checks).map(([name, held]) => make("li", {}, `${name}: ${held ? "bit for bit" : "differs"}`))),
-    make("p", { class: "note" }, `${machine}; ${options}`));
+    ...(kind === "unmeasured" ? [] : [make("p", { class: "note" }, `${machine}; ${options}`)]));
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 from service.console.models import describe
 from service.loading import load_repository
 from service.settings import Settings
-from tests.bundles import memory_mean, relu_ffn, write_bundle
+from tests.bundles import leave_unmeasured, memory_mean, relu_ffn, write_bundle
 
 
 def test_each_name_has_a_row_with_what_its_manifest_says(tmp_path: Path) -> None:
@@ -29,3 +29,11 @@ def test_a_model_that_does_not_run_says_why_and_one_that_is_loading_has_no_detai
     rows = {row["name"]: row for row in describe(repository, lambda _: "its trials fail")}
     assert (rows["ffn"]["state"], rows["ffn"]["reason"]) == ("FAILING", "its trials fail")
     assert (rows["later"]["version"], rows["later"]["state"], rows["later"]["model"]) == ("2", "LOADING", None)
+
+
+def test_a_model_that_nobody_measured_shows_its_stand_in_s_figures(tmp_path: Path) -> None:
+    leave_unmeasured(write_bundle(tmp_path, "ffn", relu_ffn(8, 16)))
+    repository = load_repository(Settings(models=tmp_path, threads=1, max_window_tokens=64))
+    model = describe(repository, lambda _: None)[0]["model"]
+    assert (model["relative_error"], model["sqnr_db"], model["packed"]) == (0.0, 200.0, False)
+    assert model["certificate"]["kind"] == "unmeasured"
