@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from export.markdown import table
-from service.manifest import SYNTHETIC, Manifest, Plan, Precision, Variant
+from service.manifest import MANIFEST, SYNTHETIC, Manifest, Plan, Precision, Variant
 
 
 def report(
@@ -62,8 +62,9 @@ def report(
         certificate = variant.certificate
         if certificate.kind == "unmeasured":
             parts.append(
-                f"{variant.file}: not run yet. Its figures are of a stand-in on the CPU, which rounds to the "
-                f"file's types; `tokenslab verify --provider {variant.provider} --write` measures it there."
+                f"{variant.file}: not run where it was exported. Its figures are of a stand-in on the CPU, which "
+                f"rounds to the file's types; `tokenslab verify --provider {variant.provider} --write` measures it "
+                f"where it runs, and puts that into {MANIFEST}."
             )
             continue
         options = ", ".join(f"{key}={value}" for key, value in certificate.session.items())

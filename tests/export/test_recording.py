@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import onnxruntime as ort
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from export import recording, verification
 from export.adapters.random_weights import random_ffn
 from export.pipeline import Options, export_module
-from service.manifest import MANIFEST, read_manifest
+from service.manifest import MANIFEST, REPORT, read_manifest
 from service.session import Provider, open_session
 
 
@@ -59,6 +60,37 @@ def test_no_sample_makes_an_operator_exact_whose_bits_may_depend_on_the_place(
     assert recording.record(bundle, "cuda", 1, 0) == {"fp32": "tolerance"}
     (variant,) = read_manifest(bundle).variants
     assert variant.certificate.checks["a value has the same bits wherever it lies (Softplus)"] is False
+
+
+def test_a_page_that_was_edited_keeps_no_measurement_out_and_is_named_all_the_same(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing in the manifest comes from it; the file's own checks decide."""
+    for module in (recording, verification):
+        monkeypatch.setattr(module, "open_session", _on_the_cpu)
+    before = read_manifest(bundle)
+    with (bundle / REPORT).open("a") as page:
+        page.write("Mind the margins.\n")
+    code, output = _verify(bundle, "--provider", "cuda", "--write")
+    after = read_manifest(bundle)
+    assert (code, after.variants[0].certificate.kind) == (1, "exact")
+    assert f"first: report: {REPORT}" in output
+    assert "fp32 exact" in output
+    assert after.report_sha256 == before.report_sha256, "an edited page does not become the export's own"
+
+
+def test_a_file_that_does_not_hold_is_not_written(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "open_session", _on_the_cpu)
+    path = bundle / MANIFEST
+    state = json.loads(path.read_text())
+    for row in state["variants"][0]["stand_in"]:
+        row["relative_error"] = 0.0
+    path.write_text(json.dumps(state))
+    monkeypatch.setattr(verification, "_FP32_ERROR", 0.0)
+    before = path.read_bytes()
+    code, output = _verify(bundle, "--provider", "cuda", "--write")
+    assert (code, path.read_bytes()) == (1, before)
+    assert "relative error" in output
 
 
 def test_an_unmeasured_file_is_held_against_its_stand_in(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
