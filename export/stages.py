@@ -35,10 +35,10 @@ from export.report import report
 from export.routed import expert_loads
 from export.routing_noise import measure_routing
 from export.variants import certificate_of, try_shapes
-from export.weights_file import save
+from export.weights_file import provisional, save
 from service.cpu import cpu_quota
 from service.manifest import MANIFEST, REFERENCE, REPORT, DataFile, Manifest, Stage, Variant, file_sha256
-from service.packing import Float32
+from service.packing import Float32, Int64
 from service.recheck import same_bits
 from service.session import open_session, run_packed
 
@@ -175,32 +175,38 @@ def _variants(source: Path, folder: Path, whole: Manifest, part: Part, options: 
     made: list[Variant] = []
     fp32: Path | None = None
     for variant in sorted(whole.variants, key=lambda variant: variant.precision != "fp32"):
-        model = cut_out(ir.load(source / variant.file), part.cut)
         path = folder / variant.file
-        beside = save(model, path, external_above=options.external_above)
-        session = open_session(path, variant.provider, cpu_quota())
+        with provisional(path):
+            made.append(_make(source, path, variant, part, options, fp32))
         if variant.precision == "fp32":
             fp32 = path
-        routing = measure_routing(model, part.cases, folder, ir.save)
-        rows = parity.measure(session, part.cases, routing)
-        parity.check(rows, part.packed.depth or 1, RECIPES[variant.precision].sqnr_db)
-        certificate = certificate_of(variant.precision, path, session, part.packed, options, fp32)
-        try_shapes(session, width_of_output(model), part.packed, certificate, options.seed)
-        own = range(part.cut.first, part.cut.last + 1)
-        update = {
-            "sha256": file_sha256(path),
-            "bytes": path.stat().st_size,
-            "data": [DataFile(file=file.name, sha256=file_sha256(file), bytes=file.stat().st_size) for file in beside],
-            "quantized_matmuls": count_quantized_matmuls(model),
-            "float_matmuls": count_weight_matmuls(model),
-            "matmuls": [matmul for matmul in variant.matmuls if layer_of(matmul.weight) in own],
-            "parity": rows,
-            "routing": routing,
-            "certificate": certificate,
-            "speed": [],
-        }
-        made.append(variant.model_copy(update=update))
     return [next(v for v in made if v.file == variant.file) for variant in whole.variants]
+
+
+def _make(source: Path, path: Path, variant: Variant, part: Part, options: Options, fp32: Path | None) -> Variant:
+    """The stage's file of one variant. All that has its weights once more is held by this call, and goes with it."""
+    model = cut_out(ir.load(source / variant.file), part.cut)
+    beside = save(model, path, external_above=options.external_above)
+    session = open_session(path, variant.provider, cpu_quota())
+    routing = measure_routing(model, part.cases, path.parent, ir.save)
+    rows = parity.measure(session, part.cases, routing)
+    parity.check(rows, part.packed.depth or 1, RECIPES[variant.precision].sqnr_db)
+    certificate = certificate_of(variant.precision, path, session, part.packed, options, fp32)
+    try_shapes(session, width_of_output(model), part.packed, certificate, options.seed)
+    own = range(part.cut.first, part.cut.last + 1)
+    update = {
+        "sha256": file_sha256(path),
+        "bytes": path.stat().st_size,
+        "data": [DataFile(file=file.name, sha256=file_sha256(file), bytes=file.stat().st_size) for file in beside],
+        "quantized_matmuls": count_quantized_matmuls(model),
+        "float_matmuls": count_weight_matmuls(model),
+        "matmuls": [matmul for matmul in variant.matmuls if layer_of(matmul.weight) in own],
+        "parity": rows,
+        "routing": routing,
+        "certificate": certificate,
+        "speed": [],
+    }
+    return variant.model_copy(update=update)
 
 
 def _compare(whole: Path, stages: Sequence[Path], variant: Variant, first: Part, seed: int) -> int:
@@ -211,16 +217,21 @@ def _compare(whole: Path, stages: Sequence[Path], variant: Variant, first: Part,
         random = rng.integers(1, _LONGEST, rng.integers(1, 12))
         tokens = rng.standard_normal((random.sum(), first.packed.d_in), dtype=np.float32)
         windows.append((tokens, tuple(random.tolist())))
-    one = open_session(whole, variant.provider, cpu_quota())
-    row = [open_session(path, variant.provider, cpu_quota()) for path in stages]
-    for tokens, seq_lens in windows:
-        lens = np.array(seq_lens, np.int64)
-        passed = tokens
-        for session in row:
-            passed = run_packed(session, passed, lens)
-        if not same_bits(run_packed(one, tokens, lens), passed).all():
+    lens = [np.array(seq_lens, np.int64) for _, seq_lens in windows]
+    passed = [tokens for tokens, _ in windows]
+    outs = _run_all(whole, variant, passed, lens)
+    for path in stages:
+        passed = _run_all(path, variant, passed, lens)
+    for (_, seq_lens), out, given in zip(windows, outs, passed, strict=True):
+        if not same_bits(out, given).all():
             raise ProofError(f"{variant.precision}: the stages in a row give other bits than the whole at {seq_lens}")
     return len(windows)
+
+
+def _run_all(path: Path, variant: Variant, windows: Sequence[Float32], lens: Sequence[Int64]) -> list[Float32]:
+    """Every window through one file, whose session is gone afterwards: all stages together are the whole again."""
+    session = open_session(path, variant.provider, cpu_quota())
+    return [run_packed(session, tokens, each) for tokens, each in zip(windows, lens, strict=True)]
 
 
 def _write(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,27 @@ def test_stages_that_give_other_bits_are_refused_and_nothing_is_written(
     with pytest.raises(ProofError, match="fp32: the stages in a row give other bits than the whole"):
         export_module(stack(layers=2), Options("whole", tmp_path, precisions=("fp32",), stages=2))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_file_s_session_outlives_its_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its weights once more: of a stack that is cut because it is large."""
+    held = list[weakref.ref[Any]]()
+    alive = list[int]()  # where the next file's first session is opened
+
+    def opened(*arguments: Any) -> Any:
+        made = open_session(*arguments)
+        held.append(weakref.ref(made))
+        return made
+
+    def watched(*arguments: Any) -> Any:
+        alive.append(sum(each() is not None for each in held))
+        return opened(*arguments)
+
+    monkeypatch.setattr("export.variants.open_session", opened)  # the certificate's
+    monkeypatch.setattr("export.stages.open_session", watched)
+    export_module(stack(layers=2), Options("whole", tmp_path, stages=2))
+    assert alive == [0] * (2 * 2 + 2 * 3)  # measured: two stages in two precisions; compared: these and the whole
+    assert len(held) > len(alive)
 
 
 def test_what_cannot_be_cut_is_refused_before_any_file(tmp_path: Path) -> None:
