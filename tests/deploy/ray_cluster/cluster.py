@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any
 
 import psutil
+import pytest
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
@@ -52,12 +53,13 @@ class Nodes:
 def ray_cluster(workers: int) -> Iterator[Nodes]:
     """A head and `workers` nodes, Serve started; all of it stopped by Ray itself."""
     # Sockets lie in the folder, and a path to a socket has at most 107 bytes: pytest's own folders are too long.
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
+        # Whatever folder the head is told, `Cluster` notes its address in the default one, which need not be there.
+        patch.setenv("RAY_TMPDIR", folder)
         head = {
             "num_cpus": 1,
             "node_ip_address": HEAD,
             "include_dashboard": False,
-            "temp_dir": folder,
             "resources": {FRONT: 100},
         }
         cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -65,7 +67,7 @@ def ray_cluster(workers: int) -> Iterator[Nodes]:
             nodes = Nodes(cluster, free_port())
             for _ in range(workers):
                 nodes.add()
-            ray.init(address=cluster.address, _node_ip_address=HEAD, log_to_driver=False, _temp_dir=folder)
+            ray.init(address=cluster.address, _node_ip_address=HEAD, log_to_driver=False)
             try:
                 serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": nodes.port})
                 yield nodes
