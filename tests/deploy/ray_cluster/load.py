@@ -76,6 +76,15 @@ class Tally:
             assert time.monotonic() < ends, f"{self.right} of {target} answers after {limit_s} s: {self.failed[-3:]}"
             time.sleep(0.02)
 
+    def wait_for_silence(self, seconds: float, limit_s: float) -> None:
+        """Until nothing was answered for so long: every client waits."""
+        ends, seen, since = time.monotonic() + limit_s, self.right, time.monotonic()
+        while (now := time.monotonic()) - since < seconds:
+            assert now < ends, f"never {seconds} s without an answer"
+            if self.right != seen:
+                seen, since = self.right, now
+            time.sleep(0.02)
+
 
 def ask(port: int, question: Question) -> tuple[int, dict[str, str], bytes]:
     """One request on a connection of its own."""
